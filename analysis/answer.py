@@ -12,8 +12,8 @@ import pandas as pd
 from analysis.plots import crossover
 from analysis.selection import MissingRecords, exact_softmax, mask, newest, unless_quiet
 
-CLEARLY = 1.1
-"""Times less memory: what a page of the allocator more or less does not make."""
+CLEARLY = 0.9
+"""Of softmax's memory: what a page of the allocator more or less does not make."""
 UNKNOWN = "–"
 AVERAGING = "v_mean"
 """What an approximation has to be nearer to softmax than: the mean of all values."""
@@ -35,11 +35,13 @@ class Answer(NamedTuple):
     training_n: float
     training: tuple[float, float, float] | None
     """The same of forward and backward pass."""
+    memory_n: float
     memory: float
-    """Peak bytes of the baseline that needs least, over its own, of a forward pass."""
+    """Peak bytes of a forward pass at `memory_n`, over those of the exact softmax that needs least."""
     training_memory: float
+    error_n: float
     error: tuple[float, float, float] | None
-    """Relative to exact softmax, of a trained model's inputs."""
+    """Relative to exact softmax, of a trained model's inputs of length `error_n`."""
     averaging: tuple[float, float, float] | None
     """The error of averaging the values, of the same inputs."""
     disturbed: str | None
@@ -64,7 +66,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
         last, n = forward.iloc[-1], int(forward["seq_len"].iloc[-1])
         from_n, is_first = _from(forward)
         of_memory = [_memory(frame, str(name), bool(causal), n, which) for which in ("forward", "forward_backward")]
-        errors = _errors(frame, str(name), bool(causal)) or (None, None)
+        errors = _errors(frame, str(name), bool(causal)) or (math.nan, None, None)
         trained = (
             (float(training["seq_len"].iloc[-1]), _numbers(training.iloc[-1])) if len(training) else (math.nan, None)
         )
@@ -78,10 +80,12 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 forward=_numbers(last),
                 training_n=trained[0],
                 training=trained[1],
-                memory=of_memory[0],
-                training_memory=of_memory[1],
-                error=errors[0],
-                averaging=errors[1],
+                memory_n=of_memory[0][0],
+                memory=of_memory[0][1],
+                training_memory=of_memory[1][1],
+                error_n=errors[0],
+                error=errors[1],
+                averaging=errors[2],
                 disturbed=_disturbed(rows),
             )
         )
@@ -93,7 +97,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
     `from n`: from this length on the forward pass is faster for good (the far end of the 95 % interval, rounded up to
     two digits). `forward` and `training`: times as fast as the best exact softmax in the same rounds, with 95 %
-    intervals, at `n`. `memory`: peak bytes of the softmax that needs least, over the mechanism's. `error`: of a trained
+    intervals, at `n`. `memory`: peak bytes over those of the exact softmax that needs least. `error`: of a trained
     model's inputs, relative to exact softmax, beside that of averaging the values; polynomial and linear attention
     approximate no softmax.
     """
@@ -109,11 +113,10 @@ def lines(found: list[Answer]) -> pd.DataFrame:
             "from n": said_length(one),
             "n": one.n,
             "forward": speed(one.forward),
-            "training": speed(one.training)
-            + (f" at {one.training_n:,.0f}" if one.training and one.training_n != one.n else ""),
-            "memory": _times(one.memory),
-            "memory, training": _times(one.training_memory),
-            "error": _error(one.error),
+            "training": speed(one.training) + at_length(one.training_n, one.n),
+            "memory": _times(one.memory) + at_length(one.memory_n, one.n),
+            "memory, training": _times(one.training_memory) + at_length(one.memory_n, one.n),
+            "error": _error(one.error) + at_length(one.error_n, one.n),
             "of averaging": _error(one.averaging),
             "disturbed": one.disturbed,
         }
@@ -123,6 +126,11 @@ def lines(found: list[Answer]) -> pd.DataFrame:
     return table.loc[:, ~(table == UNKNOWN).all()]
 
 
+def at_length(n: float, usual: float) -> str:
+    """` at 4,096` where a number is of another length than most of its row."""
+    return "" if n == usual or not math.isfinite(n) else f" at {n:,.0f}"
+
+
 def sentences(found: list[Answer]) -> list[str]:
     """What follows, for each mask that was measured: when to keep softmax, what else to use, and for what."""
     masks = {"With a causal mask": True, "Without a mask": False}
@@ -130,36 +138,48 @@ def sentences(found: list[Answer]) -> list[str]:
     return [" ".join(_of_mask(those, words)) for words, those in own.items() if those]
 
 
+def fastest(own: list[Answer]) -> Answer | None:
+    """Of those that are faster than softmax the one that trains fastest, or of none timed so, the fastest forward."""
+    trained = [one for one in _ahead(own) if _is_faster(one.training)] or _ahead(own)
+    return max(trained, key=lambda one: (one.training or one.forward or (0.0,))[0], default=None)
+
+
+def _ahead(own: list[Answer]) -> list[Answer]:
+    return [one for one in own if math.isfinite(one.from_n) and _is_faster(one.forward)]
+
+
 def _of_mask(own: list[Answer], words: str) -> list[str]:
-    ahead = [one for one in own if math.isfinite(one.from_n) and _is_faster(one.forward)]
-    if not ahead:
-        most = max(one.n for one in own)
-        return [f"{words}: use exact softmax up to n = {most:,}; nothing that was measured is faster."]
+    ahead, best = _ahead(own), fastest(own)
+    if best is None:
+        most, open_ones = max(one.n for one in own), [one for one in own if one.forward and one.forward[2] >= 1]
+        ties = ", ".join(f"`{one.attention}` {speed(one.forward)}" for one in open_ones)
+        word = f"nothing that was measured is clearly faster, undecided is {ties}" if ties else "all others are slower"
+        return [f"{words}: use exact softmax up to n = {most:,}; {word}."]
     first = min(ahead, key=lambda one: one.from_n)
     keep = "" if first.is_first else f" below n = {_rounded(first.from_n):,} use exact softmax;"
-    trained = [one for one in ahead if _is_faster(one.training)] or ahead
-    best = max(trained, key=lambda one: (one.training or one.forward or (0.0,))[0])
     at = best.training_n if best.training else best.n
-    what = "a training pass" if best.training else "a forward pass"
-    ratio = best.training or best.forward
-    gain = f"at n = {at:,.0f} {what} is {speed(ratio)} as fast as that of the best exact softmax"
-    fastest = "fastest to train with" if best.training else "fastest"
-    said = [f"{words}:{keep} the {fastest} is `{best.attention}`: {gain}."]
+    what = "a forward and backward pass" if best.training else "a forward pass"
+    gain = f"{what} is {speed(best.training or best.forward)} as fast as the best exact softmax's at n = {at:,.0f}"
+    said = [f"{words}:{keep} `{best.attention}` is the fastest{' to train' if best.training else ''}: {gain}."]
     held = [one for one in own if math.isfinite(one.memory)]
     if held:
-        least = max(held, key=lambda one: one.memory)
-        needs = f"`{least.attention}` needs {_times(least.memory)} memory than the softmax that needs least"
-        said.append(f"{needs}." if least.memory > CLEARLY else "None clearly needs less memory than the best softmax.")
+        least = min(held, key=lambda one: one.memory)
+        saved = f"`{least.attention}` needs least memory" if least.memory < CLEARLY else "None clearly saves memory"
+        least_of = "" if least.memory < CLEARLY else f" of `{least.attention}`, the least,"
+        said.append(f"{saved}: the peak{least_of} is {_times(least.memory)} that of the softmax that needs least.")
     useful = [one for one in ahead if one.error and one.averaging and one.error[2] < one.averaging[1]]
     if useful:
         near = min(useful, key=lambda one: one.error or (math.inf,))
         said.append(
-            f"Use `{near.attention}` in place of the softmax of a trained model, from n = {said_length(near)} on: "
-            f"its error is {_error(near.error)}, that of averaging the values {_error(near.averaging)}."
+            f"In place of a trained model's softmax the nearest is `{near.attention}`, faster from "
+            f"n = {said_length(near)} on: its error at n = {near.error_n:,.0f} is {_error(near.error)}, that of "
+            f"averaging the values {_error(near.averaging)}."
         )
-    elif any(one.error for one in own):
+    elif known := [one for one in own if one.error and one.averaging]:
+        near = min(known, key=lambda one: one.error or (math.inf,))
         said.append(
-            "In place of a trained model's softmax nothing measured is clearly better than averaging the values."
+            f"None measured replaces a trained model's softmax: at n = {near.error_n:,.0f} the error of "
+            f"`{near.attention}` is {_error(near.error)}, that of averaging the values {_error(near.averaging)}."
         )
     return said
 
@@ -190,22 +210,22 @@ def _from(rows: pd.DataFrame) -> tuple[float, bool]:
     return (float(rows["seq_len"][is_ahead].iloc[0]), bool(is_ahead.all())) if is_ahead.any() else (math.inf, False)
 
 
-def _memory(frame: pd.DataFrame, name: str, causal: bool, n: int, measured_pass: str) -> float:
-    """How many times less it needs than the exact softmax that needs least, at the longest length up to n."""
+def _memory(frame: pd.DataFrame, name: str, causal: bool, n: int, measured_pass: str) -> tuple[float, float]:
+    """The longest length up to n, and what it needs there over the exact softmax that needs least."""
     rows = frame[(frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)]
     rows = rows[(rows["causal"] == causal) & (rows["seq_len"] <= n) & (rows["dtype"] == "float32")]
     rows = newest(rows, ["attention", "seq_len", "batch_size", "num_heads", "head_dim", "features"])
     shape = ["seq_len", "batch_size", "num_heads", "head_dim"]
     least = rows[exact_softmax(rows)].groupby(shape)["value"].min()
     own = rows[rows["attention"] == name].set_index(shape)["value"]
-    ratios = (least / own).dropna().sort_index()
-    return float(ratios.iloc[-1]) if len(ratios) else math.nan
+    ratios = (own / least).dropna().sort_index()
+    return (float(ratios.index[-1][0]), float(ratios.iloc[-1])) if len(ratios) else (math.nan, math.nan)
 
 
 def _errors(
     frame: pd.DataFrame, name: str, causal: bool
-) -> tuple[tuple[float, float, float], tuple[float, float, float]] | None:
-    """Its error on a trained model's inputs and that of averaging, at the longest length and most features of both."""
+) -> tuple[float, tuple[float, float, float], tuple[float, float, float]] | None:
+    """The longest length with its error on a trained model's inputs, this error with most features, and averaging's."""
     rows = frame[(frame["bench"] == "spectral_norm") & (frame["metric"] == "relative") & (frame["causal"] == causal)]
     rows = rows[(rows["inputs"] == "pretrained") & (rows["weights"] != "initialised") & rows["low"].notna()]
     shape = ["seq_len", "batch_size", "input_settings", "device_name"]
@@ -215,7 +235,7 @@ def _errors(
         return None
     last = both.sort_values(["seq_len", "features"]).iloc[-1]
     own, mean = ((float(last[f"value{of}"]), float(last[f"low{of}"]), float(last[f"high{of}"])) for of in ("", "_mean"))
-    return own, mean
+    return float(last["seq_len"]), own, mean
 
 
 def said_length(one: Answer) -> str:
@@ -237,11 +257,7 @@ def speed(ratio: tuple[float, float, float] | None) -> str:
 
 
 def _times(ratio: float) -> str:
-    if not math.isfinite(ratio):
-        return UNKNOWN
-    if f"{max(ratio, 1 / ratio):.1f}" == "1.0":
-        return "as much"
-    return f"{ratio:.1f}x less" if ratio >= 1 else f"{1 / ratio:.1f}x more"
+    return f"{ratio:.1f}x" if math.isfinite(ratio) else UNKNOWN
 
 
 def _error(error: tuple[float, float, float] | None) -> str:

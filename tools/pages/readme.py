@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis import answer, formats
 from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attributions
-from analysis.controls import BLIND, Diagnosis, comparisons, diagnose, losses
+from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose, losses
 from analysis.equal_quality import lengths
 from analysis.frame import load
 from analysis.paired import LEVEL
@@ -28,7 +28,8 @@ RECALL = "associative recall"
 
 def page(text: str) -> str:
     """README's text with what stands between its marks, `<!-- answer -->` and `<!-- quality -->`, made anew."""
-    for name, own in (("answer", costs(load(COSTS))), ("quality", quality(load(QUALITY)))):
+    trained = load(QUALITY)
+    for name, own in (("answer", costs(load(COSTS), trained)), ("quality", quality(trained))):
         before, begins, rest = text.partition(f"<!-- {name} -->\n")
         _, ends, after = rest.partition(f"<!-- /{name} -->")
         assert begins and ends, f"{PAGE}: must have the marks of {name}"
@@ -36,26 +37,51 @@ def page(text: str) -> str:
     return text
 
 
-def costs(frame: pd.DataFrame) -> str:
+def costs(frame: pd.DataFrame, trained: pd.DataFrame) -> str:
     """When to use what, and for each mask a table with a line for each mechanism that the answer knows."""
     found = answer.answers(frame)
-    said = "\n".join(f"- {each}" for each in answer.sentences(found))
+    best = answer.fastest([one for one in found if one.causal])
+    learned = [_learned(best.attention, trained)] if best else []
+    said = "\n".join(f"- {each}" for each in [*answer.sentences(found), *learned])
     tables = [_costs([one for one in found if one.causal == causal]) for causal in (True, False)]
     return "\n\n".join([said, *tables])
+
+
+def _learned(name: str, frame: pd.DataFrame) -> str:
+    """What the fastest with a causal mask learned of the text, beside softmax and no attention at all."""
+    (task, n), rows = next((key, rows) for key, rows in panels(trained_cells(frame)[0]) if key[0].startswith(TASK))
+    found, own = diagnose(rows), losses(rows)
+    others = {"softmax": found.positive, "`identity`, no attention at all": "identity"}
+    told = []
+    for words, other in others.items():
+        one = compared(own.get(name, {}), own.get(other or "", {}))
+        if one is None:
+            return f"What a model learns with `{name}` was not measured."
+        low, high = one.interval(LEVEL)
+        word = "worse than" if low > 0 else "better than" if high < 0 else "not clearly better or worse than"
+        told.append(f"{word} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
+    more = "[more below](#what-do-models-learn-with-it)"
+    return f"Speed says nothing of what a model learns: on {task}, n = {n}, `{name}` was {' and '.join(told)}; {more}."
 
 
 def _costs(found: list[answer.Answer]) -> str:
     """The answer's table as narrow as a page: what most rows share stands in the heads of the columns."""
     table = unless_quiet(answer.lines(found)).drop(columns=["mask", "n"])
-    n, trained = (statistics.mode(length) for length in zip(*((one.n, one.training_n) for one in found), strict=True))
-    table["forward"] += ["" if one.n == n else f" at {one.n:,}" for one in found]
-    table["training"] = table["training"].str.removesuffix(f" at {trained:,.0f}")
+    lengths = {"forward": "n", "training": "training_n", "memory": "memory_n", "error": "error_n"}
+    own = {column: [getattr(one, length) for one in found] for column, length in lengths.items()}
+    usual = {column: statistics.mode(n for n in of if n == n) for column, of in own.items()}
+    for column, of in (own | {"memory, training": own["memory"]}).items():
+        most = usual[column.partition(",")[0]]
+        numbers = table[column].str.replace(r" at [\d,]+$", "", regex=True)
+        table[column] = [each + answer.at_length(n, most) for each, n in zip(numbers, of, strict=True)]
     averaging = (set(table.pop("of averaging")) - {answer.UNKNOWN}).pop().partition(" ")[0]
     heads = {
         "attention": "with a causal mask" if found[0].causal else "without a mask",
-        "forward": f"forward, n = {n:,}",
-        "training": f"training, n = {trained:,.0f}",
-        "error": f"error (averaging: {averaging})",
+        "from n": "from n (forward)",
+        "forward": f"forward, n = {usual['forward']:,}",
+        "training": f"training, n = {usual['training']:,.0f}",
+        "memory": f"memory, n = {usual['memory']:,.0f}",
+        "error": f"error, n = {usual['error']:,.0f} (averaging: {averaging})",
     }
     shorter = {r" \(the shortest measured\)": " or less", r"\((\S+) to (\S+)\)": r"(\1–\2)"}
     return formats.markdown(table.rename(columns=heads).replace(shorter, regex=True))
