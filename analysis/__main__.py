@@ -41,7 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if not options.results.is_dir():
-            raise ConfigError(f"--results={str(options.results)!r}: is no folder; must be one of results")
+            raise ConfigError(
+                f"--results={str(options.results)!r}: is no folder; must be a results folder, such as runs"
+            )
         plan = plans.load(options.results, options.sweep) if options.sweep else None
         frame = load(options.results, None if plan is None else {cell.cell_id for cell in plan.cells})
         with page(options.width, options.captions == "picture", options.names):

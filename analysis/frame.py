@@ -123,7 +123,8 @@ def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd
     chosen = [record for cell_id, record in standing.items() if cell_ids is None or cell_id in cell_ids]
     if not chosen:
         which = "" if cell_ids is None else f" of the {len(cell_ids)} cells asked for"
-        raise MissingRecords(f"results_dir={results_dir}: holds no records{which}; `python -m bench` writes them")
+        what = f"holds no records{which}" if Path(results_dir).is_dir() else "is no folder"
+        raise MissingRecords(f"results_dir={results_dir}: {what}; `python -m bench` writes records")
     return tidy(chosen)
 
 

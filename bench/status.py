@@ -128,7 +128,7 @@ def find(results_dir: Path, wanted: str) -> SavedPlan:
     found = [sweep_id for sweep_id in plans.saved(results_dir) if sweep_id.startswith(wanted)]
     if not found:
         which = f"{wanted}: the id of no sweep" if wanted else "no sweep"
-        raise ConfigError(f"{which} in {results_dir / plans.FOLDER}")
+        raise ConfigError(f"{which} in {results_dir / plans.FOLDER}; --results=DIR says where sweeps write")
     if wanted and len(found) > 1:
         raise ConfigError(f"{wanted}: several sweeps begin so: {', '.join(sorted(found)[:10])}")
     return plans.load(results_dir, found[0])

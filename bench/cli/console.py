@@ -50,7 +50,10 @@ def main() -> int:
     elif name == "--version":
         print(f"attention-zoo {importlib.metadata.version('attention-zoo')}")
     elif name == "list" and not rest:
-        print("\n".join(_mechanisms()))
+        try:
+            print("\n".join(_mechanisms()), flush=True)
+        except BrokenPipeError:  # `head` has read enough, and Python writes once more when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif name == "-sc":  # the shell asks; Hydra knows programs without subcommands only
         from bench.cli import main as application
 

@@ -36,8 +36,8 @@ def parsed(arguments: Sequence[str]) -> list[Override]:
     """The overrides of a command line or of a grid; a `ConfigError` names one that cannot be read or is no data."""
     overrides = []
     for argument in arguments:
-        key, _, value = argument.partition("=")
-        if not key.strip(" +~"):
+        key, equals, value = argument.partition("=")
+        if not key.strip(" +~") or not (equals or argument.startswith("~")):
             raise ConfigError(f"{shown(argument)}: must be key=value")
         require_no_secret(key)
         require_text("a key of the command line", key)

@@ -35,7 +35,7 @@ from bench.plan.data import require_data, shown
 
 NAME = "config"
 # Names that a message lists.
-MANY = 15
+MANY = 30
 # Of Hydra's own node: what Hydra writes itself, what a command line may say, and what only its own runs read.
 WRITTEN = ("overrides", "runtime", "searchpath", "launcher", "job")
 
@@ -46,7 +46,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(_explain(error)) from error
+        raise ConfigError(_explain(error)) from None
 
 
 def _explain(error: Exception) -> str:
@@ -60,7 +60,8 @@ def _explain(error: Exception) -> str:
                 f"{cause.full_key}: none is chosen; {cause.full_key}=NAME is one of {', '.join(about(cause.full_key))}"
             )
         elsewhere = settings.keys_that_end(str(cause.full_key))
-        near = _near(str(cause.key), [str(key) for key in cause.parent_node])
+        group = str(cause.full_key).removesuffix(str(cause.key))
+        near = _near(str(cause.full_key), [f"{group}{key}" for key in cause.parent_node])
         return f"{cause.full_key}: unknown; {f'did you mean {elsewhere}?' if elsewhere else near}"
     if isinstance(error, MarkedYAMLError) and error.problem_mark:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"

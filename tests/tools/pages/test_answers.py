@@ -60,7 +60,7 @@ def test_causally_performer_alone_approximates_softmax_and_no_better_than_averag
 
 
 def test_nothing_clearly_needs_less_memory_than_flash(found):
-    assert max(one.memory for one in found.values() if one.memory == one.memory) < answer.CLEARLY
+    assert min(one.memory for one in found.values() if one.memory == one.memory) >= answer.CLEARLY
 
 
 def test_at_4096_tokens_two_approximations_are_only_a_little_better_than_the_mean():
