@@ -129,7 +129,7 @@ class Trainer:
         if settings.checkpoint == "best" and (self.best is None or found["loss"] < self.best["loss"]):
             self.best = {"step": self.step, "loss": found["loss"], "model": copy.deepcopy(self.model.state_dict())}
 
-    def choose(self) -> int:
+    def load_best_weights(self) -> int:
         """Load the weights that will be tested (the best ones, if kept); returns their step."""
         if self.best is None:
             return self.step

@@ -81,7 +81,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, given, stop):
     trained(last, 20, looks=True)
     assert torch.equal(weights(last), weights(whole)) and last.curve == whole.curve
     assert last.evaluations == whole.evaluations
-    assert last.choose() == whole.choose() and torch.equal(weights(last), weights(whole))
+    assert last.load_best_weights() == whole.load_best_weights() and torch.equal(weights(last), weights(whole))
 
 
 def test_the_best_weights_are_those_of_the_least_validation_loss_and_the_test_decides_nothing():
@@ -98,9 +98,9 @@ def test_the_best_weights_are_those_of_the_least_validation_loss_and_the_test_de
     losses = {found["step"]: found["loss"] for found in one.evaluations}
     best = min(losses, key=losses.get)
     assert sorted(losses) == list(range(2, 41, 2)) and best != 40
-    assert one.choose() == best and torch.equal(weights(one), seen[best])
+    assert one.load_best_weights() == best and torch.equal(weights(one), seen[best])
     last = trained(classifier(learning_rate=0.3, steps=40), 40, looks=True)
-    assert last.choose() == 40 and torch.equal(weights(last), seen[40])
+    assert last.load_best_weights() == 40 and torch.equal(weights(last), seen[40])
 
 
 def test_without_a_lower_loss_for_as_long_as_patience_says_it_ends():
