@@ -23,7 +23,7 @@ from bench.training.world import World
 LOGGED = ("train_loss", "gradient_norm", "learning_rate")
 
 
-def number_of(*key: int | str) -> int:
+def derived_seed(*key: int | str) -> int:
     """A 63-bit seed derived from a key by hashing; similar keys give unrelated seeds."""
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -48,7 +48,7 @@ def training_indices(seed: int, step: int, batch_size: int, size: int | None, or
 
 @functools.lru_cache(maxsize=2)
 def _permutation(seed: int, epoch: int, size: int) -> Tensor:
-    generator = torch.Generator().manual_seed(number_of(seed, "order", epoch))
+    generator = torch.Generator().manual_seed(derived_seed(seed, "order", epoch))
     return torch.randperm(size, generator=generator)
 
 
@@ -101,7 +101,7 @@ class Trainer:
         indices = training_indices(self.seed, self.step, self.batch_size, self.task.size("train"), self.settings.order)
         batch = self.task.batch("train", indices)
         if self.step < self.settings.pretrain_steps:
-            batch = hidden(batch, number_of(self.seed, "hidden", self.step))
+            batch = hidden(batch, derived_seed(self.seed, "hidden", self.step))
         elif self.step == self.settings.pretrain_steps > 0:
             self.optimizer = optimizer_of(self.model, self.settings)
         loss = self._accumulated(batch)
@@ -165,7 +165,7 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part, piece in enumerate(pieces(batch, self.device, parts, own)):
             # Seeded for each step and part, so that a resumed run repeats the same dropout.
-            torch.manual_seed(number_of(self.seed, "dropout", self.step, part, self.world.rank))
+            torch.manual_seed(derived_seed(self.seed, "dropout", self.step, part, self.world.rank))
             last = part == parts - 1
             with contextlib.nullcontext() if last else self.world.alone(self.run), self._autocast():
                 loss = answers(self.run, *piece)[0].sum() / asked
