@@ -16,7 +16,7 @@ from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch, Task
 from bench.training.evaluation import answers, evaluate, pieces
 from bench.training.optimizer import optimizer_of
-from bench.training.pretraining import hidden
+from bench.training.pretraining import mask_tokens
 from bench.training.settings import Training
 from bench.training.world import World
 
@@ -101,7 +101,7 @@ class Trainer:
         indices = training_indices(self.seed, self.step, self.batch_size, self.task.size("train"), self.settings.order)
         batch = self.task.batch("train", indices)
         if self.step < self.settings.pretrain_steps:
-            batch = hidden(batch, derived_seed(self.seed, "hidden", self.step))
+            batch = mask_tokens(batch, derived_seed(self.seed, "hidden", self.step))
         elif self.step == self.settings.pretrain_steps > 0:
             self.optimizer = optimizer_of(self.model, self.settings)
         loss = self._accumulated(batch)

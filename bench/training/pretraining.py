@@ -12,7 +12,7 @@ SHARE = 0.15
 """Share of the tokens that are masked, as in BERT (Devlin et al. 2019, section 3.1)."""
 
 
-def hidden(batch: Batch, seed: int) -> Batch:
+def mask_tokens(batch: Batch, seed: int) -> Batch:
     """Turn a batch with classes into masked-token prediction: the seed decides which tokens, never padding."""
     drawn = torch.rand(batch.tokens.shape, generator=torch.Generator().manual_seed(seed)) < SHARE
     is_asked = drawn if batch.mask is None else drawn & batch.mask

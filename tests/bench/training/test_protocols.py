@@ -12,7 +12,7 @@ from bench.tasks import IGNORED, Batch
 from bench.training import checkpoint
 from bench.training.evaluation import linearised
 from bench.training.loop import training_indices
-from bench.training.pretraining import SHARE, hidden
+from bench.training.pretraining import SHARE, mask_tokens
 from bench.training.settings import Training, check
 
 
@@ -154,17 +154,17 @@ def test_accumulated_parts_of_a_padded_batch_are_the_whole_one():
 def test_what_is_hidden_is_drawn_from_the_seed_and_never_padding():
     batch = Letters().batch("train", range(24))
     many = Batch(*(x.repeat(200, 1) for x in batch))
-    asked = hidden(many, 7)
+    asked = mask_tokens(many, 7)
     is_asked = asked.targets != IGNORED
     assert torch.equal(asked.tokens, many.tokens) and torch.equal(asked.mask, many.mask)
     assert torch.equal(asked.targets[is_asked], many.tokens[is_asked]) and not (is_asked & ~many.mask).any()
     deviation = math.sqrt(SHARE * (1 - SHARE) / many.mask.sum())
     assert abs(is_asked.sum() / many.mask.sum() - SHARE) < 4 * deviation
-    assert torch.equal(hidden(many, 7).targets, asked.targets) and not torch.equal(
-        hidden(many, 8).targets, asked.targets
+    assert torch.equal(mask_tokens(many, 7).targets, asked.targets) and not torch.equal(
+        mask_tokens(many, 8).targets, asked.targets
     )
     pairs = Batch(many.tokens.view(-1, 2, LENGTH), many.targets.view(-1, 2)[:, :1])
-    assert hidden(pairs, 7).targets.shape == pairs.tokens.shape
+    assert mask_tokens(pairs, 7).targets.shape == pairs.tokens.shape
 
 
 def test_first_it_names_hidden_tokens_and_then_classes():
