@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from bench.common.errors import one_line
 from bench.execution.ranks import follows
-from bench.execution.sweep import Sweep, exit_code, plan, preview, require_any_supported, run_sweep
+from bench.execution.sweep import Sweep, dry_run, exit_code, plan, require_any_supported, run_sweep
 from bench.plan import executors
 from bench.plan.compose import compose_jobs, expand, grid_choices
 from bench.plan.load import Loader, explained
@@ -42,7 +42,7 @@ def planned(loader: Loader, overrides: Sequence[str]) -> Sweep:
 def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:
     """Run a sweep, mirror it, and return the record of each cell; `show` gets them before figures are drawn."""
     if sweep.settings.dry_run:
-        print(preview(sweep))
+        print(dry_run(sweep))
         return []
     if follows():
         return run_sweep(sweep)

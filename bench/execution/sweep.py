@@ -102,7 +102,7 @@ def run_sweep(
     forks()
     store = Results(sweep.settings.results_dir)
     attempts = _attempts(store, sweep)
-    todo, before = outstanding(store, sweep, attempts)
+    todo, before = pending(store, sweep, attempts)
     ranks.require_joint(todo, sweep.executor.name)
     executors.require_usable(sweep.executor, todo)
     remote = bool(sweep.executor.resources.name)
@@ -139,10 +139,10 @@ def run_sweep(
     return [standing[cell.cell_id] for cell in sweep.cells]
 
 
-def preview(sweep: Sweep) -> str:
+def dry_run(sweep: Sweep) -> str:
     """`dry_run=true`: lists the cells to measure and the time that they may take; measures and writes nothing."""
     store = Results(sweep.settings.results_dir)
-    missing, _ = outstanding(store, sweep, _attempts(store, sweep))
+    missing, _ = pending(store, sweep, _attempts(store, sweep))
     missing = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
     durations = Durations((record.config, record.duration_s) for record in store.load() if record.status == "ok")
     counts: Counter[str] = Counter()
@@ -176,7 +176,7 @@ def preview(sweep: Sweep) -> str:
     return "\n".join(map(bounded, lines))
 
 
-def outstanding(store: Store, sweep: Sweep, attempts: Sequence[Record]) -> tuple[list[Cell], set[str]]:
+def pending(store: Store, sweep: Sweep, attempts: Sequence[Record]) -> tuple[list[Cell], set[str]]:
     """The cells to measure, and the ids of the records that do not count as measured.
 
     A sweep with `rerun=all` may be interrupted and repeated: until all cells are measured again, a file lists the
