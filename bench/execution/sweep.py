@@ -21,7 +21,7 @@ from bench.execution.progress_bar import ProgressBar
 from bench.execution.results_folder import check_folder, prepare_folder
 from bench.execution.runner import Runner
 from bench.measures.progress import Progress
-from bench.plan.cell import Cell, Variant, forget, make_cell, merge_compared
+from bench.plan.cell import Cell, Variant, clear_caches, make_cell, merge_compared
 from bench.plan.config import Config, check, split
 from bench.plan.executors import Cells, Executor
 from bench.plan.sources import Source
@@ -64,7 +64,7 @@ def plan(
         executor: runs the cells; None: this process, one cell after the other.
     """
     executor = executor or Cells()
-    forget()  # in a notebook, code may have changed since the last plan
+    clear_caches()  # in a notebook, code may have changed since the last plan
     cells: dict[str, Cell] = {}
     settings: Config | None = None
     made = []

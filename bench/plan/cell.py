@@ -112,9 +112,9 @@ def content_id(config: dict[str, Any], sources: tuple[Source, ...], resources: R
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Clear the caches of source code and inputs, since files may change before the next plan."""
-    code.forget()
+    code.clear_caches()
     _identity.cache_clear()
 
 

@@ -58,7 +58,7 @@ def closure(roots: tuple[str, ...]) -> tuple[Source, ...]:
     return tuple(sorted(files.values()))
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Clear the caches, since code may change before the next plan."""
     for cached in (closure, calls, _content, _imported):
         cached.cache_clear()
