@@ -79,7 +79,7 @@ class Config:
     dry_run: bool = setting(False, "only print what would be measured and how long it may take")
 
 
-def kind(group: str, name: Any) -> type | None:
+def schema_class(group: str, name: Any) -> type | None:
     """The class that defines the settings of `name` in a configuration group; None if the name is unknown."""
     if group in ("config", "training", "tracking"):
         return {"config": Config, "training": training.Training, "tracking": Tracking}[group]
@@ -97,7 +97,7 @@ def kind(group: str, name: Any) -> type | None:
 
 def defaults(group: str, name: Any) -> dict[str, Any]:
     """The default settings of `name` in a configuration group; empty if the name is unknown."""
-    found = kind(group, name)
+    found = schema_class(group, name)
     if found is None or (group == "tracking" and name != "mlflow"):
         return {}
     if group == "inputs":
@@ -110,7 +110,7 @@ def defaults(group: str, name: Any) -> dict[str, Any]:
 
 def meanings(group: str, name: Any) -> dict[str, str]:
     """A short description of each setting of `name` in a configuration group."""
-    found = kind(group, name)
+    found = schema_class(group, name)
     if group == "attention":
         lines = [schema.documented(inspect.getdoc(base) or "") for base in reversed(found.__mro__)] if found else []
         return {key: says for own in lines for key, says in own.items()}
