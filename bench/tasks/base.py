@@ -138,7 +138,7 @@ class Draws:
         key = blake2b(f"{seed}:{split}:{index}".encode(), digest_size=16).digest()
         self._philox = np.random.Philox(key=int.from_bytes(key, "little"))
 
-    def below(self, bound: int, count: int) -> NDArray[np.int64]:
+    def integers(self, bound: int, count: int) -> NDArray[np.int64]:
         """`count` independent integers, uniform on 0..bound - 1 but for one part in 2**64 / bound."""
         return (self._philox.random_raw(count) % np.uint64(bound)).astype(np.int64)
 

@@ -90,7 +90,7 @@ class AssociativeRecall(GeneratedSettings):
         values = half + draws.distinct(self.vocabulary - half, pairs)
         chances = np.arange(1, seq_len // 2 - pairs + 1, dtype=float) ** (GAP_POWER - 1)
         queries = 2 * pairs + 2 * draws.weighted(chances, pairs)
-        tokens, targets = draws.below(self.vocabulary, seq_len), np.full(seq_len, IGNORED)
+        tokens, targets = draws.integers(self.vocabulary, seq_len), np.full(seq_len, IGNORED)
         tokens[0 : 2 * pairs : 2], tokens[1 : 2 * pairs : 2] = keys, values
         tokens[queries], targets[queries] = keys, values
         return tokens, targets
@@ -125,8 +125,8 @@ class InductionHeads(GeneratedSettings):
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
-        tokens, targets = draws.below(self.alphabet, seq_len), np.full(seq_len, IGNORED)
-        first = draws.below(seq_len - 2, 1)
+        tokens, targets = draws.integers(self.alphabet, seq_len), np.full(seq_len, IGNORED)
+        first = draws.integers(seq_len - 2, 1)
         tokens[first] = tokens[-1] = self.alphabet
         targets[-1:] = tokens[first + 1]
         return tokens, targets
@@ -151,7 +151,7 @@ class Reversal(GeneratedSettings):
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
-        tokens = draws.below(self.alphabet, seq_len)
+        tokens = draws.integers(self.alphabet, seq_len)
         return tokens, tokens[::-1].copy()
 
 
@@ -187,7 +187,7 @@ class SelectiveCopying(GeneratedSettings):
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
         places = np.sort(draws.distinct(seq_len - self.num_tokens, self.num_tokens))
-        data = 1 + draws.below(self.alphabet - 2, self.num_tokens)
+        data = 1 + draws.integers(self.alphabet - 2, self.num_tokens)
         tokens, targets = np.zeros(seq_len, np.int64), np.full(seq_len, IGNORED)
         tokens[places] = data
         tokens[-self.num_tokens :] = self.alphabet - 1

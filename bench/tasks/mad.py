@@ -71,12 +71,12 @@ class NoisyRecall(Mad):
         """Tokens and targets."""
         slots, rest = seq_len // 2, self.vocabulary - self.noise_tokens
         is_noise = np.append(draws.uniform(slots - 1) < self.noise, False)
-        is_noise[draws.below(slots - 1, 1)] = False
-        keys, value_of = draws.below(rest // 2, slots), rest // 2 + draws.below(rest - rest // 2, rest // 2)
+        is_noise[draws.integers(slots - 1, 1)] = False
+        keys, value_of = draws.integers(rest // 2, slots), rest // 2 + draws.integers(rest - rest // 2, rest // 2)
         came = np.unique(keys[:-1][~is_noise[:-1]])
-        keys[-1:] = came[draws.below(len(came), 1)]
+        keys[-1:] = came[draws.integers(len(came), 1)]
         tokens = np.stack([keys, value_of[keys]], 1)
-        tokens[is_noise] = rest + draws.below(self.noise_tokens, 2 * slots).reshape(slots, 2)[is_noise]
+        tokens[is_noise] = rest + draws.integers(self.noise_tokens, 2 * slots).reshape(slots, 2)[is_noise]
         comes_again = np.ones(slots, bool)
         comes_again[is_noise] = False
         places = np.flatnonzero(~is_noise)
@@ -130,7 +130,7 @@ class FuzzyRecall(Mad):
         values = _motifs(draws, count, halves[0], halves[1], self.value_tokens)
         probe, known = keys[0], {keys[0]: values[0]}
         size, longest = len(keys[0]) + len(values[0]), self.key_tokens + self.value_tokens
-        place = int(draws.below(max(1, seq_len - 2 * size), 1)[0])
+        place = int(draws.integers(max(1, seq_len - 2 * size), 1)[0])
         tokens: list[int] = []
         targets: list[int] = []
         shown: set[tuple[int, ...]] = set()
@@ -158,7 +158,7 @@ class FuzzyRecall(Mad):
 
 def _motifs(draws: Draws, count: int, first: int, bound: int, longest: int) -> list[tuple[int, ...]]:
     """`count` sequences of 1 to `longest` different tokens from `first` to `first + bound - 1`."""
-    sizes = 1 + draws.below(longest, count)
+    sizes = 1 + draws.integers(longest, count)
     orders = first + draws.uniform(count * bound).reshape(count, bound).argsort(axis=1)[:, :longest]
     return [tuple(order[:size]) for order, size in zip(orders.tolist(), sizes.tolist(), strict=True)]
 
@@ -186,7 +186,7 @@ class Compression(Mad):
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
         half, marker = seq_len // 2, self.vocabulary - 1
-        data = draws.below(marker, half)
+        data = draws.integers(marker, half)
         return np.append(data, np.full(half, marker)), np.append(np.full(half, IGNORED), data)
 
 
@@ -216,6 +216,6 @@ class Memorisation(Mad):
         count, values = (self.vocabulary - 1) // 2, self.vocabulary // 2
         value_of = count + Draws(self.dictionary, "dictionary", 0).distinct(values, count)
         tokens, targets = np.full(seq_len, self.vocabulary - 1), np.full(seq_len, IGNORED)
-        tokens[0::2] = draws.below(count, seq_len // 2)
+        tokens[0::2] = draws.integers(count, seq_len // 2)
         targets[1::2] = value_of[tokens[0::2]]
         return tokens, targets
