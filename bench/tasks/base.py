@@ -146,7 +146,7 @@ class Draws:
         """`count` independent numbers, uniform on (0, 1), of 52 bits and never an end."""
         return ((self._philox.random_raw(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
-    def endless(self) -> Iterator[float]:
+    def uniform_stream(self) -> Iterator[float]:
         """Independent numbers as those of `uniform`, one after the other."""
         while True:
             yield from self.uniform(256).tolist()
