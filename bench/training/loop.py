@@ -17,6 +17,7 @@ from bench.tasks import IGNORED, Batch, Task
 from bench.training.evaluation import answers, evaluate, pieces
 from bench.training.optimizer import optimizer_of
 from bench.training.pretraining import mask_tokens
+from bench.training.schedule import beta1, learning_rate
 from bench.training.settings import Training
 from bench.training.world import World
 
@@ -150,11 +151,11 @@ class Trainer:
             first = next((name for name, gradient in gradients if not gradient.isfinite().all()), None)
             what = f"the gradient of {first} is not finite" if first else "every gradient is finite"
             raise NonFiniteError(f"step={self.step}: loss {loss:g}, {what}")
-        rate = self.settings.rate(self.step)
+        rate = learning_rate(self.settings, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
             if "betas" in group:
-                group["betas"] = (self.settings.momentum(self.step), self.settings.beta2)
+                group["betas"] = (beta1(self.settings, self.step), self.settings.beta2)
         self.optimizer.step()
         return norm, rate
 

@@ -13,6 +13,7 @@ from bench.training import checkpoint
 from bench.training.evaluation import linearised
 from bench.training.loop import training_indices
 from bench.training.pretraining import SHARE, mask_tokens
+from bench.training.schedule import beta1, learning_rate
 from bench.training.settings import Training, check
 
 
@@ -25,12 +26,12 @@ def test_one_cycle_is_torchs_with_its_cycle_of_beta1(steps, warmup):
     # Of a warm-up of one step torch divides by zero: there the first step is the highest, as it is for torch's limit.
     theirs = None if warmup == 1 else torch.optim.lr_scheduler.OneCycleLR(optimizer, **cycle)
     if theirs is None:
-        assert ours.rate(0) == 0.01 and ours.momentum(0) == pytest.approx(0.85)
+        assert learning_rate(ours, 0) == 0.01 and beta1(ours, 0) == pytest.approx(0.85)
         return
     for step in range(steps):
         [group] = optimizer.param_groups
-        assert ours.rate(step) == pytest.approx(group["lr"], rel=1e-9, abs=1e-15)
-        assert ours.momentum(step) == pytest.approx(group["betas"][0], rel=1e-9)
+        assert learning_rate(ours, step) == pytest.approx(group["lr"], rel=1e-9, abs=1e-15)
+        assert beta1(ours, step) == pytest.approx(group["betas"][0], rel=1e-9)
         optimizer.step()
         if step < steps - 1:
             theirs.step()
@@ -45,8 +46,8 @@ def test_what_a_schedule_says_reaches_the_optimizer():
 def test_each_phase_has_a_schedule_of_its_own():
     whole = Training(steps=30, warmup=4, learning_rate=0.1, pretrain_steps=10)
     first, second = (Training(steps=steps, warmup=4, learning_rate=0.1) for steps in (10, 20))
-    expected = [*map(first.rate, range(10)), *map(second.rate, range(20))]
-    assert [whole.rate(step) for step in range(30)] == expected
+    expected = [learning_rate(each, step) for each, steps in ((first, 10), (second, 20)) for step in range(steps)]
+    assert [learning_rate(whole, step) for step in range(30)] == expected
 
 
 def test_in_sequence_every_epoch_is_the_splits_own():
