@@ -73,8 +73,8 @@ class LastSteps(Timed):
     """The last `steps` steps of a sequence, each time from a copy of the state before them.
 
     So the context neither grows during the measurement nor is prefilled again. The step before them is not timed: in
-    it a cache of keys and values grows. Folding exact blocks (`local`) happens once in `block_size` steps, too rarely
-    for a fair share: if the context ends with a block, no fold is timed, but the exact part has its largest size.
+    it a cache of keys and values allocates room. Folding exact blocks (`local`) happens once in `block_size` steps, too
+    rarely for a fair share: if the context ends with a block, no fold is timed, but the exact part is largest.
     """
 
     def __init__(self, attention: Attention, inputs: Inputs, steps: int) -> None:

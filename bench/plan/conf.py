@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
-# An installed package contains conf/, a checkout has it beside the package. In an old checkout, untracked files may
-# have kept an otherwise empty conf/ inside the package.
+# An installed package contains conf/, a checkout has it beside the package. An old checkout may still have a conf/
+# inside with untracked files only, so look for config.yaml.
 CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if (folder / "config.yaml").is_file())
 
 

@@ -87,7 +87,7 @@ def _values(entries: Iterable[Entry]) -> dict[tuple[str, int], float]:
 
 
 def lines(entries: Sequence[Entry]) -> list[Line]:
-    """The lines for these entries, oldest first: exact softmax, then one line per mechanism, then the rest."""
+    """The lines of entries, which are given oldest first: exact softmax, then one per mechanism, then the rest."""
     batches = _batches(entries)
     conditions = [_condition(entry, batches[_cells(entry)]) for entry in entries]
     varying = [len(set(words)) > 1 for words in zip(*conditions, strict=True)]
