@@ -11,7 +11,7 @@ __all__ = ["run"]
 
 
 def __getattr__(name: str) -> Any:
-    # Reading records must not import torch and Hydra.
+    # Reading records must work without importing torch and Hydra.
     if name == "run":
         from bench.api import run
 
@@ -24,7 +24,7 @@ def __dir__() -> list[str]:
 
 
 def _require_analysis() -> None:
-    """Refuse, in one line, a module of the user's that `import analysis` would find instead of the suite's."""
+    """Refuse, in one line, a user's module that `import analysis` would find instead of the suite's package."""
     ours = Path(__file__).resolve().parents[1] / "analysis" / "__init__.py"
     found = importlib.util.find_spec("analysis")
     if found is None or found.origin is None or Path(found.origin).resolve() == ours:
@@ -32,7 +32,7 @@ def _require_analysis() -> None:
     why = f"{found.origin}: hides the suite's package `analysis`; rename it, or start in another folder"
     if sys.argv[:1] != ["-m"]:
         raise ImportError(why)
-    print(f"error: {why}", file=sys.stderr)  # `python -m bench` has no handler of errors yet
+    print(f"error: {why}", file=sys.stderr)  # `python -m bench` has no error handler yet
     sys.exit(2)
 
 

@@ -1,4 +1,4 @@
-"""`python -m bench`: what may go wrong before the application is there is said in one line too."""
+"""`python -m bench`: reports errors in one line also while the application is being imported."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bench.common import signals
 
 
 def main() -> None:
-    """Import the application, plugins with it, and run it."""
+    """Import the application with its plugins, and run it."""
     signals.answer(signals.leave)
     if sys.argv[1:] in ([], ["--help"], ["-h"]):
-        print(EXAMPLES, flush=True)  # before seconds of imports
+        print(EXAMPLES, flush=True)  # before imports that take seconds
         if not sys.argv[1:]:
             return
         print()
@@ -22,7 +22,7 @@ def main() -> None:
         print("loading PyTorch and the mechanisms ...", end="", file=sys.stderr, flush=True)
     try:
         from bench.cli import main as application
-    except BaseException as error:  # a plugin raises what it likes, and may even end the process
+    except BaseException as error:  # a plugin may raise anything, even SystemExit
         plugins = os.environ.get("ATTENTION_ZOO_PLUGINS")
         if not plugins:
             raise

@@ -1,4 +1,4 @@
-"""The front doors' common floor: from overrides to a sweep, its mirror, its figures and its table."""
+"""Shared by `bench.run` and the commands: from overrides to a sweep, its MLflow mirror, figures and table."""
 
 import importlib.util
 import shlex
@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from bench.common.errors import one_line
 from bench.execution.ranks import follows
-from bench.execution.sweep import Sweep, exit_code, plan, preview, require_any_supported, run_sweep
+from bench.execution.sweep import Sweep, dry_run, exit_code, plan, require_any_supported, run_sweep
 from bench.plan import executors
 from bench.plan.compose import compose_jobs, expand, grid_choices
 from bench.plan.load import Loader, explained
@@ -23,15 +23,15 @@ __all__ = ["exit_code", "launch", "planned", "print_table", "run", "say_figures"
 
 
 def run(overrides: Sequence[str] = (), config_dir: str | None = None) -> list[Record]:
-    """Run a sweep as `python -m bench --config-dir CONFIG_DIR OVERRIDES` does, and return the record of each cell.
+    """Run a sweep like `python -m bench --config-dir CONFIG_DIR OVERRIDES`, and return the record of each cell.
 
-    A configuration that cannot be run is a `ConfigError` before anything is measured.
+    Raises `ConfigError`, before anything is measured, for a configuration that cannot run.
     """
     return launch(planned(Loader(config_dir), overrides))
 
 
 def planned(loader: Loader, overrides: Sequence[str]) -> Sweep:
-    """The sweep that a command line asks for; a `ConfigError` where it cannot be run."""
+    """The sweep for a command line; raises `ConfigError` if it cannot run."""
     with explained():
         config = loader.load(grid_choices(overrides))
         jobs = expand(config, overrides)
@@ -40,9 +40,9 @@ def planned(loader: Loader, overrides: Sequence[str]) -> Sweep:
 
 
 def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:
-    """Run a sweep, mirror it, and return the record of each cell; `show` gets them as soon as all are there."""
+    """Run a sweep, mirror it, and return the record of each cell; `show` gets them before figures are drawn."""
     if sweep.settings.dry_run:
-        print(preview(sweep))
+        print(dry_run(sweep))
         return []
     if follows():
         return run_sweep(sweep)
@@ -56,13 +56,13 @@ def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda recor
 
 
 def print_table(records: Sequence[Record]) -> None:
-    """Print a sweep's table and crossovers; a `ConfigError` says why none of its cells could be built."""
+    """Print a sweep's table and crossovers; raises `ConfigError` with the reason if no cell could be built."""
     require_any_supported(records)
     print("\n".join([table(records), *crossovers(records)]), flush=True)
 
 
 def say_figures(sweep: Sweep) -> None:
-    """The last line: the command that draws the figures, of this sweep alone where its plan says which cells it has."""
+    """Print the command that draws the figures; only of this sweep, if its plan was saved."""
     known = sweep.sweep_id in plans.saved(Path(sweep.settings.results_dir))
     chosen = f" --sweep {sweep.sweep_id}" if known else ""
     print(f"figures: python -m analysis figures --results {shlex.quote(sweep.settings.results_dir)}{chosen}")
@@ -71,14 +71,14 @@ def say_figures(sweep: Sweep) -> None:
 def _figures(sweep: Sweep, records: Sequence[Record]) -> list[Path]:
     if importlib.util.find_spec("seaborn") is None:
         return []
-    # The one place where the suite looks at `analysis`, which takes seconds to load and may not be installed.
+    # The only place where the suite imports `analysis`, which takes seconds and may not be installed.
     import analysis
 
     results_dir = Path(sweep.settings.results_dir)
     folder = results_dir / "sweeps" / sweep.sweep_id
     try:
         return analysis.draw(results_dir, folder, {record.cell_id for record in records})
-    # Whatever a drawing library raises, the measurements are done.
+    # Whatever a plotting library raises, the measurements are done.
     except Exception as error:
         print(f"warning: figures of the sweep: {one_line(error)}; the records are safe", file=sys.stderr)
         return []

@@ -1,8 +1,8 @@
-"""Kernels compiled before anything is measured, many at a time: `python -m bench.compile OVERRIDES` of a sweep.
+"""Compiles a sweep's kernels in parallel before anything is measured: `python -m bench.compile OVERRIDES`.
 
-Every mechanism of the sweep runs once in each pass that will be measured, on random numbers, at the lengths that its
-cells have and at those of their checks. Triton keeps what it compiled on disk, where the cells find it; a kernel takes
-about a second, a comparison's cell needs a hundred of them, and the processes here compile side by side.
+Every mechanism of the sweep runs once in each pass that will be measured, on random numbers, at the cells' lengths and
+at those of their checks. Triton caches compiled kernels on disk, where the cells find them. A kernel takes about a
+second and a comparison's cell needs about a hundred; here several processes compile at the same time.
 """
 
 import json
@@ -28,7 +28,7 @@ from bench.plan.machine import is_gpu
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; what does not run here is said, and is the cells' own to report."""
+    """The command line; a mechanism that fails here is printed only: its cells will report it."""
     parser = Parser(prog="python -m bench.compile", description=__doc__)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of the sweep, as for python -m bench")
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("nothing of this sweep runs on a GPU")
         return 0
     began = time.monotonic()
-    # A process for each: one that CUDA has given up on compiles nothing more.
+    # One process each: after a CUDA error, a process compiles nothing more.
     with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         futures = {pool.submit(run_once, job): f"{job['label']}, {job['seq_len']} tokens" for job in wanted}
         for future in as_completed(futures):
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def jobs(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
-    """The configurations of the mechanisms that run on a GPU, each with all the passes of its cells."""
+    """The configurations of the mechanisms that run on a GPU, each with the passes of all its cells."""
     found: dict[str, dict[str, Any]] = {}
     keys = ("label", "attention", "dtype", "batch_size", "seq_len", "num_heads", "head_dim", "causal", "impl", "seed")
     for cell in cells:
@@ -73,7 +73,7 @@ def jobs(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
 
 
 def run_once(job: dict[str, Any]) -> float:
-    """Run every pass of a mechanism at its own length and at that of the check; the seconds that it took."""
+    """Run every pass of a mechanism, at its own length and at the check's; returns the seconds that this took."""
     began = time.monotonic()
     device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
     attention = build_attention(job).to(device, dtype).eval()

@@ -1,4 +1,4 @@
-"""`python -m bench.merge FROM... INTO`: add the records of other results folders, from other machines say, to one."""
+"""`python -m bench.merge FROM... INTO`: add the records of other results folders, say from other machines, to one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ weights (training/), and what is made from records again (MLflow's store, figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Merge; returns the exit status."""
+    """Run the command line; returns the exit status."""
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="python -m bench.merge", description=__doc__, epilog=DETAILS, formatter_class=form)
     parser.add_argument("sources", type=named_path, nargs="+", metavar="FROM")

@@ -1,6 +1,6 @@
-"""`python -m bench.status [SWEEP]`: what of a sweep is done, running, waiting and failed, whoever runs it.
+"""`python -m bench.status [SWEEP]`: which cells of a sweep are done, running, waiting and failed, whoever runs it.
 
-Exit code: 0 when all is measured and fine, 1 when all is measured and cells have failed, 2 when there is no such sweep,
+Exit code: 0 if all cells are measured and fine, 1 if all are measured and some failed, 2 if there is no such sweep,
 3 while cells wait or run.
 """
 
@@ -29,13 +29,13 @@ from bench.records.store import Store, latest
 from bench.records.summary import Results
 
 INTERVAL_S = 2.0
-# Running and failed cells beyond these are counted only.
+# Only the first of the running and failed cells are listed.
 MOST = 20
 FINE, FAILURES, REFUSED, UNFINISHED = 0, 1, 2, 3
 
 
 class Running(NamedTuple):
-    """A cell that a process measures now, for how many seconds by the clock of its machine, and what is said of it."""
+    """A cell that is being measured: for how many seconds, by its machine's clock, and a line about it."""
 
     cell: SavedCell
     seconds: float | None
@@ -43,7 +43,7 @@ class Running(NamedTuple):
 
 
 class State:
-    """A sweep at this moment."""
+    """The state of a sweep at this moment."""
 
     def __init__(self, store: Store, plan: SavedPlan) -> None:
         self.plan = plan
@@ -61,7 +61,7 @@ class State:
         return UNFINISHED if self.waiting or self.running else FAILURES if self.failed else FINE
 
     def counts(self) -> str:
-        """In one line."""
+        """The number of cells in each state, in one line."""
         statuses = Counter(record.status for _, record in self.ended if record.status not in FAILED)
         done = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
         return (
@@ -70,7 +70,7 @@ class State:
         )
 
     def seconds_left(self) -> float | None:
-        """As long as cells took that are done: those of the same mechanism, benchmark and length, else alike ones."""
+        """The expected seconds until all cells are measured, from similar cells that are done; None if unknown."""
         took = [(cell.config, record.duration_s) for cell, record in self.ended if record.status != "unsupported"]
         if not self.running or not took:
             return None
@@ -81,7 +81,7 @@ class State:
 
 
 def _running(store: Store, cells: Iterable[SavedCell]) -> Iterator[Running]:
-    """The cells that are being measured: they have a folder for that, and their lock is held."""
+    """The cells that are being measured: those with a scratch folder and a held lock."""
     folder = store.root / "scratch"
     with contextlib.suppress(OSError):
         started = {path.name for path in folder.iterdir()}
@@ -92,7 +92,7 @@ def _running(store: Store, cells: Iterable[SavedCell]) -> Iterator[Running]:
                 with contextlib.suppress(ValueError, TypeError):  # another user may have written anything
                     began = datetime.fromisoformat(str(held.get("started")))
                     seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
-                # It may not be there yet, or half of it.
+                # The file may be missing or half written.
                 with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
                     progress = Progress.decode((folder / name / "progress").read_text()).text
                 since = "" if seconds is None else f"for {duration(seconds)}"
@@ -101,7 +101,7 @@ def _running(store: Store, cells: Iterable[SavedCell]) -> Iterator[Running]:
 
 
 def _job(job: object) -> str:
-    """The number that a scheduler's own commands take."""
+    """The job's name, with the number that the scheduler's commands take."""
     if not isinstance(job, Mapping):
         return ""
     number = f"{job['array']}_{job.get('task', '?')}" if "array" in job else job.get("id", job.get("task_id"))
@@ -109,7 +109,7 @@ def _job(job: object) -> str:
 
 
 def report(state: State) -> str:
-    """What is printed of a sweep."""
+    """The text that is printed about a sweep."""
     command = shlex.join(["python", "-m", "bench", *state.plan.overrides])
     lines = [f"sweep {state.plan.sweep_id}: {command}", state.counts()]
     if state.code == UNFINISHED:
@@ -124,7 +124,7 @@ def report(state: State) -> str:
 
 
 def find(results_dir: Path, wanted: str) -> SavedPlan:
-    """The plan of the sweep whose id begins so, of the newest where `wanted` is empty; else a `ConfigError`."""
+    """The plan of the sweep whose id begins with `wanted` (empty: the newest); raises `ConfigError` if not unique."""
     found = [sweep_id for sweep_id in plans.saved(results_dir) if sweep_id.startswith(wanted)]
     if not found:
         which = f"{wanted}: the id of no sweep" if wanted else "no sweep"
@@ -135,8 +135,8 @@ def find(results_dir: Path, wanted: str) -> SavedPlan:
 
 
 def watch(store: Store, plan: SavedPlan, once: bool = False) -> int:
-    """Print how it goes until all is measured; into a log file, only what has changed. Returns the exit code."""
-    store.decode = functools.cache(store.decode)  # type: ignore[method-assign]  # no record ever changes
+    """Print the state until all is measured; in a log file only when it changes. Returns the exit code."""
+    store.decode = functools.cache(store.decode)  # type: ignore[method-assign]  # cached, since records never change
     shown = ""
     while True:
         state = State(store, plan)
@@ -151,7 +151,7 @@ def watch(store: Store, plan: SavedPlan, once: bool = False) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is asked for; returns the exit code."""
+    """Run the command line; returns the exit code."""
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="python -m bench.status", description=__doc__, formatter_class=form)
     parser.add_argument("sweep", nargs="?", default="", help="its id, or how that begins; default: the newest")

@@ -1,1 +1,1 @@
-"""What the commands print and ask."""
+"""The commands: arguments, help pages and printed lines."""

@@ -1,6 +1,6 @@
-"""`attention-zoo COMMAND ...`: the suite's commands under one name, each of them also a `python -m`.
+"""`attention-zoo COMMAND ...`: the suite's commands under one name; each also works with `python -m`.
 
-Unlike with `python -m`, files in the current folder hide no package.
+Unlike with `python -m`, files in the current folder cannot hide a package.
 """
 
 import importlib.metadata
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from bench.plan.conf import about
 
 PACKAGES = ("attention_zoo", "bench", "analysis")
-# How a file of conf/attention says what it needs.
+# How a file in conf/attention names the package that it needs.
 PACKAGE = re.compile(r"package ([a-z][\w-]*)|the (?!package)([a-z][\w-]*) package")
 
 
-# A module that is run with the command's own arguments, what it needs beside torch, and what it does.
+# The module to run with the command's arguments, the extra that it needs besides torch, and a description.
 COMMANDS = {
     "bench": ("bench", "bench", "measure: one cell, a sweep or an experiment"),
     "figures": ("analysis", "analysis", "draw all figures that the records support"),
@@ -54,7 +54,7 @@ def main() -> int:
             print("\n".join(_mechanisms()), flush=True)
         except BrokenPipeError:  # `head` has read enough, and Python writes once more when it ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    elif name == "-sc":  # the shell asks; Hydra knows programs without subcommands only
+    elif name == "-sc":  # shell completion; Hydra only supports programs without subcommands
         from bench.cli import main as application
 
         os.environ["COMP_LINE"] = os.environ.get("COMP_LINE", "").replace(" bench ", " ", 1)
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def _mechanisms() -> Iterator[str]:
-    """A line for each mechanism and variant: what it is, and a package that it needs where that is not installed."""
+    """A line for each mechanism and variant: its description, and its package if that is not installed."""
     for name, says in about("attention").items():
         found = PACKAGE.search(says)
         package = found and (found[1] or found[2])
@@ -77,7 +77,7 @@ def _mechanisms() -> Iterator[str]:
 
 
 def _run(name: str, rest: list[str]) -> int:
-    """Run a command's module as `python -m` does; it ends the process."""
+    """Run a command's module as `python -m` does; the module ends the process."""
     module, extra, _ = COMMANDS[name]
     sys.argv = [sys.argv[0], *([name] if module == "analysis" else []), *rest]
     try:

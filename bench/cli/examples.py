@@ -1,4 +1,4 @@
-"""What `python -m bench` alone says, before anything is loaded: ten things that people do."""
+"""Ten examples that `python -m bench` without arguments prints before it imports anything."""
 
 EXAMPLES = """\
 Attention zoo: which efficient attention, from which length on, at what cost in time, memory and quality?

@@ -1,4 +1,4 @@
-"""What `python -m bench --help` says after the examples: what there is to choose, and every setting."""
+"""The page of `python -m bench --help`, after the examples: all choices and all settings."""
 
 import inspect
 import json
@@ -13,7 +13,7 @@ from bench.plan.conf import CONF, about
 from bench.plan.executors import EXECUTORS
 
 WIDTH = 118
-# Every group of files, and what one chooses there.
+# All groups of configuration files, with what each one chooses.
 GROUPS = {
     "bench": "what is measured",
     "inputs": "query, key and value, where nothing is trained",
@@ -26,7 +26,7 @@ GROUPS = {
 
 
 def page(config: DictConfig) -> str:
-    """What there is to choose, and the settings of what a composed configuration has chosen."""
+    """All choices, and the settings of what a composed configuration has chosen."""
     values: Any = OmegaConf.to_container(config, resolve=False)
     values["hydra.launcher"] = values.pop("hydra")["launcher"]
     return "\n".join([*_choices(), "", *_settings(values)])
@@ -67,7 +67,7 @@ def _group(group: str, name: Any, values: dict[str, Any], prefix: str) -> Iterat
 
 
 def typed(value: Any) -> str:
-    """A value as a command line has it: `true`, `null`, `[forward,backward]`."""
+    """A value in command-line syntax: `true`, `null`, `[forward,backward]`."""
     if isinstance(value, list):
         return f"[{','.join(map(typed, value))}]"
     return value if isinstance(value, str) else json.dumps(value)

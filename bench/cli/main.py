@@ -1,4 +1,4 @@
-"""The application behind `python -m bench`: its flags are Hydra's, and every mistake is one line."""
+"""The application behind `python -m bench`: it takes Hydra's flags, and reports every mistake in one line."""
 
 import argparse
 import os
@@ -21,50 +21,50 @@ from bench.plan.conf import CONF
 from bench.plan.load import NAME, Loader, explained
 
 if sys.version_info >= (3, 14):
-    # Python reads the help of every flag there is; Hydra 1.3's of --shell-completion is no text before it is shown.
+    # Python 3.14 checks the help of every flag, and Hydra 1.3's help of --shell-completion is not a string yet.
     argparse.ArgumentParser._check_help = lambda *_: None  # type: ignore[attr-defined]
 
-# Hydra's flags that a sweep has: those that take no value, and those that do.
+# Hydra's flags that a sweep accepts: those without a value, and those with one.
 SWITCHES = ("--help -h", "--hydra-help", "--resolve", "--multirun -m", "--shell-completion -sc")
 VALUES = ("--package -p", "--config-dir -cd")
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name=NAME)
 def shown(config: DictConfig) -> None:
-    """What Hydra says of a configuration: --hydra-help, --cfg, --info, completion of the shell. It runs nothing."""
+    """Hydra's own output about a configuration: --hydra-help, --cfg, --info, shell completion. It runs nothing."""
 
 
 def main() -> None:
-    """Run what the command line says."""
+    """Run the process's command line."""
     sys.exit(guarded(lambda: run(sys.argv[1:])))
 
 
 def guarded(act: Callable[[], int]) -> int:
     """Turn every mistake in the configuration into one line on stderr and exit code 2."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed over many lines
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them over many lines
     try:
         with explained():
             return act()
-    except BrokenPipeError:  # who reads has read enough, as `head` does
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ConfigError, OSError, UnfinishedError) as error:  # a full disk, say, in the middle of a sweep
+    except (ConfigError, OSError, UnfinishedError) as error:  # such as a full disk in the middle of a sweep
         print(f"error: {without_credentials(one_line(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        signals.answer(signal.SIG_IGN)  # another one would only break what ends
+        signals.answer(signal.SIG_IGN)  # a second signal would only disturb the shutdown
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
         return 130
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what a command line says; returns the exit code. What cannot be run is a `ConfigError` before it begins."""
+    """Run a command line; returns the exit code. Raises `ConfigError` before anything is measured."""
     flags = parse_flags(arguments)
     if flags.shell_completion:
         return _show(arguments)
     loader = Loader(flags.config_dir)
     if flags.help or flags.hydra_help or flags.cfg or flags.info:
-        composed = loader.load(grid_choices(flags.overrides))  # what is refused is not shown either
+        composed = loader.load(grid_choices(flags.overrides))  # raises for refused overrides, too
         if flags.help:
             first, *_ = expand(composed, flags.overrides)
             print(page(loader.load(first)))
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def measure(sweep: Sweep) -> int:
-    """Run a sweep, with its table and the command that draws it in the end; returns the exit code."""
+    """Run a sweep, print its table and the command that draws its figures; returns the exit code."""
     records = launch(sweep, print_table)
     if records and not follows():
         say_figures(sweep)
@@ -85,7 +85,7 @@ def measure(sweep: Sweep) -> int:
 
 
 def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """What was typed: Hydra's flags, in whatever order, and the overrides; a `ConfigError` where it is no sweep."""
+    """Parse Hydra's flags, in any order, and the overrides; raises `ConfigError` for anything else."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"attention-zoo {attention_zoo.__version__}")

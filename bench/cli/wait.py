@@ -1,11 +1,11 @@
-"""`python -m bench.cli.wait SWEEP`: waits for a sweep whose jobs run elsewhere, and ends as `python -m bench` would."""
+"""`python -m bench.cli.wait SWEEP`: waits for a sweep's jobs on other nodes, and ends as `python -m bench` would."""
 
 from __future__ import annotations
 
 from bench.common import signals
 
 if __name__ == "__main__":
-    signals.answer(signals.leave)  # the other imports take seconds
+    signals.answer(signals.leave)  # before the other imports, which take seconds
 
 import sys
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from bench.records.summary import Results
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what the command line says; returns the exit code. A sweep without jobs is a `ConfigError`."""
+    """Run a command line; returns the exit code. Raises `ConfigError` for a sweep without jobs."""
     parser = Parser(prog="python -m bench.cli.wait", description=__doc__)
     parser.add_argument("sweep", help="the id that the sweep printed")
     parser.add_argument("--results", default="runs", metavar="DIR", help="its results_dir (default: %(default)s)")

@@ -1,1 +1,1 @@
-"""What every room may use: errors, the schema of settings, signals."""
+"""Used by all parts of the suite: errors, the schema of settings, signals."""

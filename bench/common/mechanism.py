@@ -1,4 +1,4 @@
-"""The mechanism that a cell's configuration describes."""
+"""Builds the mechanism of a cell's configuration."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import attention_zoo
 
 
 def build_attention(config: dict[str, Any], **changes: Any) -> attention_zoo.Attention:
-    """The mechanism of a resolved configuration, on the CPU in float32."""
+    """Build the mechanism of a resolved configuration, on the CPU in float32; `changes` replace its arguments."""
     given = {**config["attention"]}
     arguments = {
         "head_dim": config["head_dim"],

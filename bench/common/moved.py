@@ -1,4 +1,4 @@
-"""Modules that have another name than in version 0.1: the old ones go on working, with a warning."""
+"""Modules that were renamed since version 0.1: the old names still work, with a warning."""
 
 import importlib.util
 import warnings
@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-# Those that a tutorial or a document of version 0.1 names.
+# Old names that a tutorial or document of version 0.1 used.
 MOVED = {
     "analysis.plots.memory": "analysis.plots.scaling",
     "analysis.plots.page": "analysis.plots.layout",
@@ -22,7 +22,7 @@ class OldNames(MetaPathFinder):
     """Finds a module by its old name, also for `python -m`."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The module's place; None for a name that was never one."""
+        """The spec of a renamed module; None for all other names."""
         new = importlib.util.find_spec(MOVED[fullname]) if fullname in MOVED else None
         if new is None or new.origin is None:
             return None

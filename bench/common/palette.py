@@ -1,13 +1,13 @@
 """The colour of each mechanism, in figures and in MLflow.
 
-Named mechanisms differ by a CIE Lab distance of 10 or more to every eye: with all cones, and as Machado, Oliveira and
-Fernandes (2009, A Physiologically-based Model for Simulation of Color Vision Deficiency) simulate eyes that lack one
-kind.
+Colours of named mechanisms differ by a CIE Lab distance of at least 10 in normal vision, and in each colour blindness
+with one missing kind of cones, as Machado, Oliveira and Fernandes (2009, A Physiologically-based Model for Simulation
+of Color Vision Deficiency) simulate it.
 """
 
 import zlib
 
-# The palette `colorblind` of seaborn.
+# seaborn's palette `colorblind`.
 NAMES = ("blue", "orange", "green", "red", "pink", "brown", "rose", "grey", "yellow", "sky")
 PALETTE = ["#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
 _NAMED = dict(zip(NAMES, PALETTE, strict=True))
@@ -22,7 +22,7 @@ COLOURS = {
     "performer": _NAMED["green"],
     "linformer": _NAMED["pink"],
     "skeinformer": "#882255",
-    # By a search for the largest of the smallest distances to all others.
+    # Found by a search for the largest minimal distance to all other colours.
     "informer": "#7f7a39",
     # The controls are grey, with a contrast of 3 to white (WCAG 2.1, success criterion 1.4.11).
     "v_mean": "#303030",
@@ -32,17 +32,17 @@ COLOURS = {
     "bigbird": "#701ce4",
     "reformer": "#b462ff",
 }
-# For mechanisms that somebody adds.
+# For mechanisms that users add.
 OTHERS = [_NAMED[name] for name in ("pink", "brown", "sky", "grey")]
 
 
 def counterpart(name: str) -> str | None:
-    """The mechanism that somebody else's package has under this name: that of lucidrains_performer is performer."""
+    """The mechanism that another package implements under this name: `performer` for `lucidrains_performer`."""
     own = name.partition("_")[2]
     return own if own in COLOURS and name not in COLOURS else None
 
 
 def colour(name: str) -> str:
-    """Of a mechanism, as `#rrggbb`; of one without its own, that of its counterpart, else by the hash of its name."""
+    """A mechanism's colour as `#rrggbb`: its own, else its counterpart's, else one chosen by the hash of its name."""
     own = counterpart(name) or name
     return COLOURS.get(own) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]

@@ -1,6 +1,6 @@
-"""The environment in which libraries report to nobody and keep their chatter to themselves."""
+"""Environment variables that switch off libraries' telemetry and unneeded messages."""
 
-# Read on import: it must be set before.
+# Libraries read them on import, so they must be set before.
 QUIET = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",

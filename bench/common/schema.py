@@ -1,4 +1,4 @@
-"""Settings as fields of dataclasses, and how values from outside are checked against them."""
+"""Settings are fields of dataclasses; values from outside are checked against them."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from bench.common.errors import ConfigError, is_secret
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 PASSES = ("forward", "backward", "forward_backward")
-# What a type is called in messages.
+# The names of types in messages.
 TYPES = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "settings by name"}
 YES, NO = ("true", "yes", "y", "on", "1"), ("false", "no", "n", "off", "0")
 
@@ -30,10 +30,10 @@ def setting(
     choices: tuple[str, ...] | None = None,
     condition: bool = True,
 ) -> Any:
-    """A field with what it means, in a few words for `--help`, and its bounds.
+    """A dataclass field with a short description for `--help`, and its bounds.
 
-    `condition` says whether cells that differ in it measure something else, so that no figure mixes them; False for
-    what says only how well, how far or which part is measured.
+    `condition` is True if cells with different values measure different things, so that no figure mixes them. It is
+    False for settings that only change how precisely, how far, or which part is measured.
     """
     metadata = {
         "meaning": meaning,
@@ -49,14 +49,14 @@ def setting(
 
 
 def defaults(schema: type) -> dict[str, Any]:
-    """The default of every setting that has one."""
+    """The defaults of all settings that have one."""
     fields = dataclasses.fields(schema)
     plain = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
     return plain | {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
 
 
 def documented(docstring: str) -> dict[str, str]:
-    """What the section `Args:` of a docstring says of each, its first sentence."""
+    """The first sentence about each argument in a docstring's section `Args:`."""
     section = re.search(r"^Args:\n((?: .*\n?|\n)*)", docstring, re.MULTILINE)
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
     return {
@@ -66,9 +66,9 @@ def documented(docstring: str) -> dict[str, str]:
 
 
 def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "") -> Settings:
-    """An instance of a dataclass of settings; `prefix` stands before the keys in messages.
+    """An instance of a dataclass of settings; `prefix` precedes the keys in messages.
 
-    An unknown key, a missing one, and a value of another type or out of bounds are a `ConfigError`.
+    Raises `ConfigError` for an unknown or missing key, and for a value of the wrong type or out of bounds.
     """
     hints = _hints(schema)  # type: ignore[arg-type]
     made = {}
@@ -89,7 +89,7 @@ def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "")
 
 
 def named(schemas: Mapping[str, type[Settings]], values: Mapping[str, Any], group: str) -> Settings:
-    """The settings that `values["name"]` names, `checked`; so is the name itself."""
+    """The `checked` settings of the class that `values["name"]` selects; an unknown name raises `ConfigError`."""
     own = dict(values)
     name = own.pop("name", None)
     if not isinstance(name, str) or name not in schemas:
@@ -98,7 +98,7 @@ def named(schemas: Mapping[str, type[Settings]], values: Mapping[str, Any], grou
 
 
 def described(settings: Any) -> dict[str, Any]:
-    """What `named` was given, with its defaults."""
+    """The settings as a dict with their `name` and defaults: the inverse of `named`."""
     return {"name": settings.name, **dataclasses.asdict(settings)}
 
 
@@ -110,7 +110,7 @@ def _hints(schema: type) -> dict[str, Any]:
 
 @functools.cache
 def _parts(hint: Any) -> tuple[Any, Any, bool]:
-    """The type of a hint, that of the items of a list, and whether it may be null: `list[str] | None`."""
+    """A hint's type, the type of its list's items, and whether it may be null: for `list[str] | None`, say."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     item, *_ = typing.get_args(options[0]) or (Any,)
     return typing.get_origin(options[0]) or options[0], item, type(None) in options
@@ -122,11 +122,11 @@ def _said(hint: Any) -> str:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    """A value as its field declares it, where that loses nothing: OmegaConf's rules, a hundred times faster."""
+    """Convert a value to its field's type if that loses nothing: OmegaConf's rules, 100 times faster."""
     kind, item, nullable = _parts(hint)
     if type(value) is kind is not list or (value is None and nullable):
         return value
-    if kind is list:  # `bench.passes=forward` is a list of one
+    if kind is list:  # `bench.passes=forward` means a list with one item
         return [_converted(each, item) for each in (value if isinstance(value, list) else [value])]
     if kind is bool and str(value).lower() in YES + NO:
         return str(value).lower() in YES

@@ -1,4 +1,4 @@
-"""A process that is asked to end: by Ctrl-C, SIGTERM or a terminal that closes."""
+"""How a process ends on Ctrl-C, SIGTERM or a closed terminal (SIGHUP)."""
 
 import os
 import signal
@@ -10,27 +10,27 @@ TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def answer(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
-    """Let a handler answer from now on; who ignores a signal goes on ignoring it."""
+    """Set a handler for these signals; signals that are ignored stay ignored."""
     for number in TO_END:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def run(main: Callable[[], int]) -> int:
-    """Run a command; asked to end, it says so in one line, and the exit code is 130."""
+    """Run a command; if a signal ends it, print one line and return exit code 130."""
     answer(_interrupt)
     try:
         return main()
     except KeyboardInterrupt:
-        answer(signal.SIG_IGN)  # another one would only break what ends
+        answer(signal.SIG_IGN)  # a second signal would only disturb the shutdown
         print("interrupted: what was written is whole; the same command does the rest", file=sys.stderr)
         return 130
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """End at once in one line, while there is nothing to be ended: an import of torch must not make anybody wait.
+    """End at once, with one line, while there is nothing to clean up: nobody should wait for an import of torch.
 
-    An exception would be swallowed where a library tries whether something can be imported.
+    An exception would not do: libraries that test whether an import works would swallow it.
     """
     os.write(2, b"interrupted: nothing was started\n")
     os._exit(130)

@@ -1,1 +1,1 @@
-"""From cells to records: the sweep, one child process per cell, and how long each may take."""
+"""From cells to records: runs a sweep with one child process per cell, locks and time limits."""

@@ -1,4 +1,4 @@
-"""The child process: measures one cell and leaves its result in a file. It reads its job on stdin.
+"""The child process: reads its job on stdin, measures one cell and writes the result to a file.
 
 It ends when the parent does: stdin stays open as long as the parent lives.
 """
@@ -30,9 +30,9 @@ from bench.records.disk import write_atomically
 from bench.records.outcomes import classify
 
 GIB = 2**30
-# Of the memory that is free when a cell starts; where others run beside it, of its share of that.
+# Share of the free memory when a cell starts, or of the cell's part of it if other cells run at the same time.
 USABLE_SHARE = 0.8
-# The exit code of a child that could not write its result is this plus the system's error number.
+# Exit code of a child that could not write its result: this number plus the system's error number.
 UNWRITTEN, UNWRITTEN_ERRORS = 200, 50
 
 
@@ -63,33 +63,33 @@ def _end_with_parent() -> None:
     try:
         while os.read(sys.stdin.fileno(), 1):
             pass
-    except OSError:  # the mechanism has closed it; the server ends this process, too
+    except OSError:  # the mechanism closed it; the server also ends this process
         return
     _end(1)
 
 
 def _end(code: int) -> NoReturn:
-    """End with everything that was started here."""
+    """End this process and everything that it started."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     kill_descendants()
-    # Tearing the interpreter down while a thread waits takes time or aborts.
+    # Shutting down the interpreter while a thread waits takes time or aborts.
     os._exit(code)
 
 
 def measure_cell(
     config: dict[str, Any], cache_dir: Path, progress: Path, checkpoints: Path | None = None, limit: int | None = None
 ) -> dict[str, Any]:
-    """Measure in this process; every exception becomes a status."""
+    """Measure in this process; every exception becomes a status in the result."""
     file = ProgressFile(progress)
-    if config["device"] == "cuda" and launching.HAS_TRITON:  # which says how long each kernel took
+    if config["device"] == "cuda" and launching.HAS_TRITON:  # to be told how long each kernel took to compile
         importlib.import_module("triton").knobs.compilation.listener = file.compiled
     context = CellContext(config, cache_dir, limit, file.note, checkpoints)
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
         result["measurements"] = measures.load(config["bench"]).measure(context)
         context.device_state.note("after")
-    except BaseException as error:  # a mechanism raises what it likes
+    except BaseException as error:  # a mechanism may raise anything
         result["status"], result["reason"] = classify(error)
         result["phase"] = context.phase
         if result["status"] == "error":
@@ -102,19 +102,19 @@ def measure_cell(
 
 
 class ProgressFile:
-    """What the parent reads in a file: how far the cell is, and the time that went into compiling kernels."""
+    """The file in which the parent reads the cell's progress and the time spent compiling kernels."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.progress = file, Progress()
 
     def note(self, progress: Progress) -> None:
-        """How far the cell is now."""
+        """Write the cell's progress."""
         self.progress = dataclasses.replace(progress, compiling_s=self.progress.compiling_s)
-        with contextlib.suppress(OSError):  # a courtesy
+        with contextlib.suppress(OSError):  # progress is optional
             self.file.write_text(self.progress.encode())
 
     def compiled(self, *, times: Any, cache_hit: bool, **_: Any) -> None:
-        """A kernel is there, `times.total` microseconds after it was asked for."""
+        """Triton's listener: a kernel was compiled, in `times.total` microseconds."""
         if not cache_hit:
             compiling_s = self.progress.compiling_s + times.total / 1e6
             self.progress = dataclasses.replace(self.progress, compiling_s=compiling_s)
@@ -122,15 +122,15 @@ class ProgressFile:
 
 
 def limit_memory(config: dict[str, Any], share: float = 1.0, machine_bytes: int | None = None) -> int | None:
-    """Make allocations beyond the limit fail, so that running out of memory is an outcome; returns the bytes.
+    """Make allocations beyond a limit fail, so that out of memory becomes an outcome; returns the limit in bytes.
 
     Args:
-        config: of the cell.
-        share: of what is free, where the configuration names no limit: others take theirs at the same time.
-        machine_bytes: what the control group allows, if that is less than what the machine has.
+        config: the cell's configuration.
+        share: the cell's part of the free memory, if the configuration sets no limit and other cells run beside it.
+        machine_bytes: the control group's limit, if it has one.
     """
     wanted = config["bench"].get("memory_limit")
-    if config["device"] == "cuda":  # the only one that this process sees
+    if config["device"] == "cuda":  # the process sees this GPU only
         if wanted is None:
             return None
         total = torch.cuda.get_device_properties(0).total_memory
@@ -139,7 +139,7 @@ def limit_memory(config: dict[str, Any], share: float = 1.0, machine_bytes: int 
     available = psutil.virtual_memory().available
     free = int(USABLE_SHARE * share * min(available, machine_bytes or available))
     limit = free if wanted is None else int(wanted * GIB)
-    # The threads and their arenas exist before the limit does.
+    # Threads and their memory arenas must exist before the limit is set.
     torch.ones(512, 512) @ torch.ones(512, 512)
     benchmark = measures.find(config["bench"].get("name"))
     if benchmark is not None and benchmark.judges_memory:

@@ -1,4 +1,4 @@
-"""The locks of devices: never two cells on one of this machine, whoever started them."""
+"""Locks of devices: two cells never run on one device of this machine at the same time, whoever started them."""
 
 import contextlib
 import errno
@@ -13,15 +13,15 @@ from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
 from bench.records import own
 
-# Not the folder for temporary files, which may differ between users and between jobs.
+# Not the folder for temporary files, which may differ between users and jobs.
 FOLDER = "/tmp/attention-zoo-slots"
-_last_cores: tuple[int, ...] | None = None  # those that `pin_to_free_cores` chose
+_last_cores: tuple[int, ...] | None = None  # the last choice of `pin_to_free_cores`
 
 
 def needs_quiet(cell: Cell) -> bool:
-    """Whether a cell must be alone on its machine: comparisons, and whatever is timed on a processor.
+    """Whether a cell must run alone on its machine: comparisons, and everything timed on a CPU.
 
-    On different cores, too, cells share memory, caches and clocks. Timings of a GPU need that GPU only.
+    Cells on different cores still share memory, caches and clocks. Timings on a GPU only need that GPU.
     """
     benchmark = measures.get(cell.config["bench"]["name"])
     return benchmark.compares or (benchmark.timed and not is_gpu(cell.config["device"]))
@@ -39,20 +39,20 @@ def hold_device(
 ) -> Iterator[tuple[int, ...]]:
     """Hold a device for a cell; yields the locks' descriptors, which the cell's child inherits.
 
-    All take the locks in one order. A cell that must be alone keeps nobody out while it waits: behind a training of
-    hours, all other devices would stand idle. It waits for a moment in which nothing is measured, at the latest the
-    end of the sweeps that run.
+    Every process takes the locks in the same order. A cell that must run alone blocks nobody while it waits:
+    otherwise all devices would stand idle behind a training of hours. It waits for a moment in which nothing is
+    measured, which comes at the latest when the running sweeps end.
 
     Args:
-        device_id: `cpu`, or the UUID of a GPU or of a part of one.
-        alone: whether nothing else may be measured on the whole machine meanwhile.
-        cores: those that a CPU cell runs on; None: all that this process may use.
-        part_of: the UUID of the GPU that the device is a part of (MIG).
-        what: the cell's title, for those who wait.
-        say: told for whom this waits.
+        device_id: `cpu`, or the UUID of a GPU or of a MIG slice.
+        alone: whether nothing else on the machine may be measured at the same time.
+        cores: the cores of a CPU cell; None: all that this process may use.
+        part_of: for a MIG slice, the UUID of its GPU.
+        what: the cell's title, shown to processes that wait.
+        say: prints a line that says whom this process waits for.
     """
     folder = lock_folder()
-    locks = [("machine", not alone)]  # and whether each is shared
+    locks = [("machine", not alone)]  # each with whether it is shared
     if not alone and device_id == "cpu":
         locks += [(f"core-{core}", False) for core in sorted(_usable() if cores is None else cores)]
     elif not alone:
@@ -64,14 +64,14 @@ def hold_device(
 
 
 def memory_share(cores: Collection[int] | None) -> float:
-    """What part of this machine's memory is for a cell on some of the cores that this process began with; None: all."""
+    """The share of this machine's memory for a cell on some of the cores that this process began with; None: all."""
     return 1.0 if cores is None else min(1.0, len(cores) / len(_ALL_CORES))
 
 
 def core_sets(size: int, setting: str) -> list[tuple[int, ...]]:
-    """The cores that this process may use, in sets of a size.
+    """The cores that this process may use, in sets of `size`.
 
-    Raises `ConfigError`, with the setting, where there are fewer or no way to choose them.
+    Raises `ConfigError`, with the setting's name, if there are too few cores or the system cannot choose cores.
     """
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if size > len(usable):
@@ -81,14 +81,14 @@ def core_sets(size: int, setting: str) -> list[tuple[int, ...]]:
 
 @contextlib.contextmanager
 def pin_to_free_cores(size: int, setting: str) -> Iterator[tuple[int, ...]]:
-    """Run on a set of cores of this machine that no other process has chosen; on the first one where all are taken.
+    """Run on a set of cores that no other process has chosen, or on the first set if all are taken.
 
-    It only chooses: what keeps others from a core is a device's lock. Raises as `core_sets` and `lock_folder`.
+    This only chooses; the device's lock keeps others off the cores. Raises like `core_sets` and `lock_folder`.
     """
     global _last_cores
     before, sets = _usable(), core_sets(size, setting)
     with contextlib.ExitStack() as stack:
-        # The same as before, if it is free: there is a server of children for it.
+        # Prefer the previous set, if it is free: a server of children already runs for it.
         for cores in sorted(sets, key=lambda cores: cores != _last_cores):
             if stack.enter_context(try_lock(open_lock(lock_folder() / f"seat-{cores[0]}.lock"))):
                 break
@@ -101,9 +101,9 @@ def pin_to_free_cores(size: int, setting: str) -> Iterator[tuple[int, ...]]:
 
 
 def lock_folder() -> Path:
-    """The folder of the devices' locks, for all users, sweeps and results folders; `ConfigError` where it is no use.
+    """The folder of the device locks, shared by all users and sweeps; raises `ConfigError` if it cannot be used.
 
-    ATTENTION_ZOO_SLOTS names another one, for jobs that are known not to disturb each other.
+    ATTENTION_ZOO_SLOTS sets another folder, for jobs that are known not to disturb each other.
     """
     name = os.environ.get("ATTENTION_ZOO_SLOTS", FOLDER)
     folder = Path(name)
@@ -111,7 +111,7 @@ def lock_folder() -> Path:
         if not name or folder.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, "a link" if name else "empty")
         own.claim(folder, own.SLOTS, "ATTENTION_ZOO_SLOTS")
-        with try_lock(open_lock(folder / ".probe")):  # a file system without locks is refused
+        with try_lock(open_lock(folder / ".probe")):  # fails on a file system without locks
             pass
     except OSError as error:
         raise ConfigError(
@@ -124,5 +124,5 @@ def _usable() -> Collection[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
-# Those that this process began with; a worker keeps to some of them later.
+# The cores that this process began with; a worker later uses only some of them.
 _ALL_CORES = frozenset(_usable())

@@ -1,10 +1,10 @@
-"""The parent of a sweep's children: it has imported torch and the suite, so that a child is ready at once.
+"""The parent of a sweep's children: it has imported torch and the suite, so that a child starts at once.
 
-It measures nothing, starts no thread and touches no GPU: a child that it forks is as new as one that is started from
-nothing. It runs one child at a time. When that has ended, it kills and reaps what the child has left, also what has
-left the child's session. It ends when the sweep does, with everything below it.
+It measures nothing, starts no thread and touches no GPU, so a forked child is as fresh as a newly started process. It
+runs one child at a time. When the child has ended, it kills and reaps what the child left behind, also processes that
+left the child's session. It ends with the sweep, and ends everything below it.
 
-`multiprocessing.forkserver` is no replacement: it serves one environment for a whole process, imports the user's script
+`multiprocessing.forkserver` is no replacement: it has one environment for the whole process, imports the user's script
 in every child, and leaves a child's own children alive.
 """
 
@@ -28,30 +28,30 @@ import psutil
 
 from bench.common.errors import ConfigError, bounded
 
-# A notebook that measures nothing more need not keep a process; the next cell brings another.
+# An idle server ends, in a notebook say; the next cell starts a new one.
 IDLE_S = 120.0
 PLUGINS = "ATTENTION_ZOO_PLUGINS"
-# Of what a child prints, the end is kept.
+# Only the end of a child's output is kept.
 TAIL_BYTES = 4000
 PIPE_BYTES = 1 << 16
-# Where the system does not tell of a child's end, this is how often it is looked for.
+# How often to look for a child's end, if the system does not report it.
 POLL_S = 0.05
-# What the first call of a cell imports anyway.
+# Libraries that the first call of a cell imports anyway.
 LIBRARIES = ("torch.profiler", "torch.nn.attention", "safetensors.torch")
 TASKS = ("bench.execution.child", "bench.execution.precheck")
-# As in `python -m`, but for the search path, which may be one that only the asking process knows.
+# Like `python -m`, but with the search path of the process that starts it.
 START = "import sys; sys.path[:] = sys.argv[2:]; from bench.execution import forkserver; forkserver.{}(sys.argv[1])"
 
 PR_SET_CHILD_SUBREAPER = 36
 ENDED_WITHIN_S = 30.0
-# Of one cell: far above what compilers and loaders of data start, far below what harms a machine.
+# For one cell: far more than compilers and data loaders start, far less than what harms a machine.
 MAX_THREADS = 4096
 
 
 def forks() -> bool:
-    """Whether children are forked here, or started from nothing: macOS does not allow the first.
+    """Whether children are forked, or started as new processes, as macOS requires.
 
-    ATTENTION_ZOO_START=spawn asks for the second, to compare or where a library minds; what else it says is refused.
+    ATTENTION_ZOO_START=spawn starts new processes, to compare or for a library that forbids forks; other values raise.
     """
     method = os.environ.get("ATTENTION_ZOO_START", "fork")
     if method not in ("fork", "spawn"):
@@ -60,10 +60,10 @@ def forks() -> bool:
 
 
 def serve(descriptor: str) -> NoReturn:
-    """Answer requests on a connection: None when all is loaded, then a process's number and how it ended for each.
+    """Answer requests on a connection: send None when all is imported, then for each request the pid and the outcome.
 
     A request is a task (a module), a folder and a number of descriptors, which follow: the child's standard input, and
-    files that it keeps open. What it prints goes to a pipe, whose end here stays open.
+    files that it keeps open. The child prints to a pipe, whose other end stays open here.
     """
     channel = Connection(int(descriptor))
     become_subreaper()
@@ -93,7 +93,7 @@ def serve(descriptor: str) -> NoReturn:
 
 
 def run(task: str) -> None:
-    """Run a task in this process, and bound what it starts."""
+    """Run a task in this process, with limits on what it may start."""
     become_subreaper()
     limit_threads()
     importlib.import_module(task).main()
@@ -102,7 +102,7 @@ def run(task: str) -> None:
 def _load() -> None:
     """Import all that cells have in common.
 
-    Plugins are left to the child: they may start threads, and they change while a notebook lives.
+    Plugins are imported by the child: they may start threads, and may change while a notebook runs.
     """
     plugins = os.environ.pop(PLUGINS, None)
     for name in (*TASKS, "bench.measures"):
@@ -119,13 +119,13 @@ def _load() -> None:
 
 
 def _computed_s() -> float:
-    """What this process and everything that it has reaped have computed, in seconds."""
+    """The CPU time of this process and of all children that it has reaped, in seconds."""
     usages = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _read(output: int, tail: bytes) -> bytes:
-    """The end of what was printed so far; never waits."""
+    """Read what has been printed and keep the end; never waits."""
     with contextlib.suppress(BlockingIOError):
         tail = (tail + os.read(output, PIPE_BYTES))[-TAIL_BYTES:]
     return tail
@@ -139,13 +139,13 @@ def _run_child(task: str, folder: str, descriptors: list[int], printed: int, unn
             os.dup2(descriptor, number)
         for descriptor in (descriptors[0], printed, *unneeded):
             os.close(descriptor)
-        with contextlib.suppress(OSError):  # it may be gone
+        with contextlib.suppress(OSError):  # the folder may be gone
             os.chdir(folder)
         if not forks():
             for descriptor in descriptors[1:]:
                 os.set_inheritable(descriptor, True)
             os.execv(sys.executable, [sys.executable, "-c", START.format("run"), task, *sys.path])
-        # A process that is started from nothing has random generators of its own.
+        # A newly started process has its own random state; a fork would share it.
         random.seed()
         sys.modules["numpy"].random.seed()
         sys.modules["torch"].default_generator.seed()
@@ -162,31 +162,31 @@ def _run_child(task: str, folder: str, descriptors: list[int], printed: int, unn
 
 
 def _wait(pid: int, channel: Connection, output: int) -> tuple[int | None, bytes]:
-    """The exit code of a child (negative: its signal; None if the sweep is gone first), and the end of its output."""
+    """A child's exit code (negative: its signal; None if the sweep ended first), and the end of its output."""
     sources: list[Any] = [channel, output]
-    with contextlib.suppress(AttributeError, OSError):  # not every system has such
+    with contextlib.suppress(AttributeError, OSError):  # not every system has pidfd
         sources.append(os.pidfd_open(pid))
     tail = b""
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         ready = wait(sources, None if sources[2:] else POLL_S)
         if output in ready:
             tail = _read(output, tail)
-        if channel in ready:  # nothing is asked while a child runs: it was closed
+        if channel in ready:  # no request comes while a child runs: the sweep has closed it
             return None, tail
     for descriptor in sources[2:]:
         os.close(descriptor)
-    kill_group(pid)  # before it is reaped, so that the number is still its own
+    kill_group(pid)  # before it is reaped, while the pid is still its own
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), tail
 
 
 def become_subreaper() -> None:
-    """Stay the ancestor of all that is started below, also of what leaves the session or outlives its parent."""
+    """Remain the ancestor of all processes started below, also of those that leave the session or lose their parent."""
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def limit_threads() -> None:
-    """Bound the processes and threads that this user may have; the system does not bind root."""
+    """Limit the number of this user's processes and threads; the system does not limit root."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/loadavg") as file:
             most = int(file.read().split()[3].partition("/")[2]) + MAX_THREADS
@@ -196,13 +196,13 @@ def limit_threads() -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process with its process group."""
+    """Kill a process and its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process with its process group, and all that is below it, also what has left the group."""
+    """Kill a process, its process group, and all its descendants, also those that have left the group."""
     below = []
     with contextlib.suppress(psutil.Error):
         below = psutil.Process(pid).children(recursive=True)
@@ -211,9 +211,9 @@ def kill_tree(pid: int) -> None:
 
 
 def kill_descendants() -> None:
-    """Kill all that is below this process, and what appears meanwhile; returns when nothing is left."""
+    """Kill all descendants of this process, also new ones; returns when none is left, or after 30 s."""
     deadline = time.monotonic() + ENDED_WITHIN_S
-    with contextlib.suppress(ChildProcessError):  # nothing is left
+    with contextlib.suppress(ChildProcessError):  # no child is left
         while time.monotonic() < deadline:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 with contextlib.suppress(psutil.Error):

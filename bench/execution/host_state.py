@@ -1,6 +1,6 @@
-"""How busy, hot and limited the host is while a cell runs, and what of that spoils a time. Nothing here raises.
+"""How busy, hot and limited the host is while a cell runs, and which of that makes a timing unreliable. Never raises.
 
-It is read outside of the cell's process, before it is told to begin and after it has ended.
+It is read outside of the cell's process, before the cell begins and after it has ended.
 """
 
 import os
@@ -12,25 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# What others may take of the cores that a cell runs on, in cores. On an idle machine they take less than 0.02; a
-# neighbour that computes takes most of one.
+# Cores that other processes may use of the cell's own. On an idle machine they use less than 0.02; a neighbour that
+# computes uses almost one.
 OTHERS_CORES = 0.25
-# The kernel counts in ticks of 10 ms on each core: less than this is not told from none, and so cells that are shorter
-# than half of it are never marked for it.
+# The kernel counts in ticks of 10 ms on each core, so less than this cannot be told from zero. So cells shorter than
+# half of it are never marked for it.
 OTHERS_S = 0.1
-# On a GPU the host only launches kernels and prepares the backward pass: others may have what these two threads leave.
+# On a GPU the host launches kernels and prepares the backward pass: other processes may use all but these two cores.
 THREADS_BESIDE_A_GPU = 2
-# Of the time that the cell computed. A virtual machine that has its cores to itself is at 0.1 %.
+# Share of the cell's CPU time. A virtual machine that has its cores to itself shows 0.1 %.
 STOLEN_SHARE, STOLEN_S = 0.03, 0.05
-# Of the time of the cell, for what is not seldom but always a disturbance.
+# Share of the cell's duration, for causes that always slow a cell down.
 SLOWED_SHARE = 0.01
-# A GPU that is idle, has clocks that somebody set, or reaches its power limit under load runs as it always does: with
-# these it is slower than it can be, and another time it is not.
+# Only these are disturbances. A GPU that is idle, has clocks that somebody set, or reaches its power limit under load
+# does so in every run; with these it is slower than in other runs.
 SLOWDOWNS = ("hardware slowdown", "thermal slowdown", "hardware thermal slowdown", "power brake")
-# A counter of energy starts again at zero, unseen if that happens twice; no processor takes more.
+# Energy counters wrap around, unnoticed if that happens twice; no CPU draws more power than this.
 MAX_WATTS = 1000.0
 
-# What control groups of version 1 say for no limit is a number near 2^63.
+# Control groups of version 1 write a number near 2^63 for "no limit".
 NO_LIMIT = 2**60
 CPUSET_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
 MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")
@@ -38,31 +38,31 @@ CORES = r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*"
 BUSY = (0, 1, 2, 5, 6)  # columns of /proc/stat: user, nice, system, irq, softirq; those of guests are in the first two
 STOLEN = 7
 
-# By what they count for: what appears or disappears meanwhile counts for nothing.
+# By the name of what is counted; a counter that appears or disappears in between is ignored.
 Counters = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The host at one moment. What it does not say is None or left out."""
+    """The host at one moment. Unknown values are None or missing."""
 
     at: float
-    """Seconds, of a clock that nobody sets."""
+    """Seconds of a monotonic clock."""
     own_s: float
-    """What this thread, which waits for the cell, has computed."""
+    """CPU time of this thread, which waits for the cell."""
     state: dict[str, Any]
-    """For the record: `load`, `governors`, `mhz` (least, median, greatest)."""
+    """For the record: `load`, `governors`, `mhz` (minimum, median, maximum)."""
     limits: dict[str, Any]
-    """For the record: `cores` that the cell may use, as the kernel writes them, and those of its `control_group`."""
+    """For the record: `cores` that the cell may use, in the kernel's notation, and those of its `control_group`."""
     counters: dict[str, Counters] = field(default_factory=dict)
-    """Since the machine started: `busy_s` and `stolen_s` of each core, `held_up_s` of each control group that the
-    process is in, `waited_s` and `slowdowns`."""
+    """Since boot: `busy_s` and `stolen_s` of each core, `held_up_s` of each control group of the process, `waited_s`
+    and `slowdowns`."""
     packages: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Energy in µJ of each processor, and where it starts again at zero."""
+    """Energy of each CPU package in µJ, and the value at which the counter wraps around."""
 
 
 def read(root: Path = Path("/")) -> Reading:
-    """The host now, for the cores that this thread may use; `root` may hold the files of another machine."""
+    """Read the host's state, for the cores of this thread; `root` may hold the files of another machine."""
     allowed = _first(root / "proc/thread-self/status", rf"^Cpus_allowed_list:\s*({CORES})$")
     cores = _cores(allowed) if allowed else frozenset()
     files = [root / f"sys/devices/system/cpu/cpu{core}" for core in sorted(cores)]
@@ -96,13 +96,13 @@ def read(root: Path = Path("/")) -> Reading:
 
 
 def between(before: Reading, after: Reading, cell_s: float | None) -> dict[str, Any]:
-    """What a record says of the host, by readings of when a cell began and had ended, and what it computed, if known.
+    """The record's entry about the host, from readings before and after a cell, and the cell's CPU time, if known.
 
     Returns:
-        `{"before", "after", "limits", "during"}`; `during` is of the cell's cores, in seconds: `seconds` it took,
-        `own_s`, `others_s` and `stolen_s` (by the hypervisor) of computing, `held_up_s` by the control group,
-        `waited_s` in which anything waited for a core; `slowdowns` for heat, and `packages_j`, the energy of the
-        processors.
+        `{"before", "after", "limits", "during"}`; `during` is about the cell's cores, in seconds: the duration
+        `seconds`; CPU time `own_s`, `others_s` and `stolen_s` (by the hypervisor); `held_up_s` (throttled by the
+        control group); `waited_s`, in which anything waited for a core. `slowdowns` counts those for heat, and
+        `packages_j` is the energy of the CPU packages.
     """
     seconds, own = after.at - before.at, after.own_s - before.own_s
     grown = {name: _grown(before.counters.get(name, {}), after.counters.get(name, {})) for name in after.counters}
@@ -115,9 +115,9 @@ def between(before: Reading, after: Reading, cell_s: float | None) -> dict[str, 
 
 
 def disturbances(host: Mapping[str, Any], device_state: Mapping[str, Any]) -> list[str]:
-    """Why the times of a cell may not be those of a quiet machine: texts `what` or `what: how much`.
+    """Why a cell's times may differ from those on a quiet machine: texts `cause` or `cause: how much`.
 
-    `host` is what `between` gave, `device_state` the record's, empty for a CPU. A machine may say nothing.
+    `host` is the result of `between`, `device_state` the record's, empty for a CPU. Values may be missing.
     """
     cores, during = len(_cores(host["limits"]["cores"] or "0")), host["during"]
     seconds, own = during["seconds"], during.get("own_s", 0.0)
@@ -148,7 +148,7 @@ def _of_gpu(device_state: Mapping[str, Any], seconds: float) -> list[str]:
 
 
 def _first(file: Path, pattern: str = r"(\S+)") -> str | None:
-    """What the group of a pattern first finds in a file; None where there is no such."""
+    """The first match of a pattern's group in a file; None if there is none."""
     return next(iter(_all(file, pattern)), None)
 
 
@@ -164,9 +164,9 @@ def _number(file: Path, pattern: str = r"\A(-?\d+)$") -> int | None:
 
 
 def _control_group_limits(root: Path) -> dict[str, Any]:
-    """The tightest limits of this process's control group and those that it is in; None where there is none.
+    """The tightest limits of this process's control group and its ancestors; None where there is no limit.
 
-    `cpus` are processors' worth of time, `cores` such as `0-3`.
+    `cpus` is CPU time per wall time (2.0: two full cores), `cores` a list such as `0-3`.
     """
     cores = [_first(folder / name) for folder in _groups(root, "cpuset") for name in CPUSET_FILES]
     memory = [_number(folder / name) for folder in _groups(root, "memory") for name in MEMORY_FILES]
@@ -178,10 +178,10 @@ def _control_group_limits(root: Path) -> dict[str, Any]:
 
 
 def _held_up_s(root: Path) -> Counters:
-    """For how long each of these control groups had to wait so far because its time was used up."""
+    """Seconds for which each of these control groups was throttled so far because its quota was used up."""
     seconds = {}
     for file in (folder / "cpu.stat" for folder in _groups(root, "cpu")):
-        for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):  # of versions 2 and 1
+        for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):  # cgroup versions 2 and 1
             if (count := _number(file, rf"^{name} (\d+)$")) is not None:
                 seconds[str(file.parent)] = count / per_second
     return seconds
@@ -193,7 +193,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
     groups = {name: path for names, path in lines for name in names.split(",")}
     top = root / "sys/fs/cgroup" / (controller if controller in groups else "")
     folder = top / groups.get(controller, groups.get("", "")).lstrip("/")
-    # A container sees its own group at the top, of which the path is still that of the host.
+    # A container sees its own group at the top, while the listed path is the host's.
     folder = folder if os.path.isdir(folder) and ".." not in folder.parts else top
     return [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))] if lines else []
 
@@ -219,7 +219,7 @@ def _cores(ranges: str) -> frozenset[int]:
 
 def _mhz(root: Path, files: list[Path], cores: frozenset[int]) -> list[float] | None:
     clocks = [number / 1e3 for file in files if (number := _number(file / "cpufreq/scaling_cur_freq"))]
-    if not clocks:  # a virtual machine may still say
+    if not clocks:  # a virtual machine may still list them here
         told = _all(root / "proc/cpuinfo", r"^processor\s*: (\d+)$(?s:.*?)^cpu MHz\s*: ([\d.]+)$")
         clocks = [float(mhz) for core, mhz in told if int(core) in cores]
     return [min(clocks), statistics.median(clocks), max(clocks)] if clocks else None
@@ -228,10 +228,10 @@ def _mhz(root: Path, files: list[Path], cores: frozenset[int]) -> list[float] | 
 def _packages(root: Path) -> dict[str, tuple[int, int]]:
     packages = {}
     for folder in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
-        # Its parts, such as the cores, are listed beside it.
+        # Parts of a package, such as its cores, are listed beside it.
         if (_first(folder / "name") or "").startswith("package"):
             energy, largest = _number(folder / "energy_uj"), _number(folder / "max_energy_range_uj")
-            if energy and largest:  # for root only, as a rule
+            if energy and largest:  # usually readable by root only
                 packages[folder.name] = energy, largest
     return packages
 

@@ -1,4 +1,4 @@
-"""How signals interrupt a sweep: at once, but never in the middle of saving a record."""
+"""How signals interrupt a sweep: at once, but never while a record is being saved."""
 
 import signal
 import threading
@@ -10,12 +10,12 @@ from bench.common import signals
 
 
 class Interrupts:
-    """SIGTERM and a closing terminal interrupt as Ctrl-C does.
+    """Makes SIGTERM and a closed terminal (SIGHUP) interrupt as Ctrl-C does.
 
-    Only the main thread may set handlers; other threads leave it to the program. A signal that is ignored stays so.
+    Only the main thread may set handlers; in other threads this does nothing. Ignored signals stay ignored.
 
     Attributes:
-        first: the number of the first signal that came, if one did.
+        first: the number of the first signal that came; None if none did.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Interrupts:
 
     @contextmanager
     def caught(self, *others: signal.Signals) -> Iterator[None]:
-        """Turn these signals, and others, into `KeyboardInterrupt`."""
+        """Turn these signals, and `others`, into `KeyboardInterrupt`."""
         numbers = (*signals.TO_END, *others) if threading.current_thread() is threading.main_thread() else ()
         before = {number: handler for number in numbers if (handler := signal.getsignal(number)) != signal.SIG_IGN}
         for number in before:
@@ -33,12 +33,12 @@ class Interrupts:
             yield
         finally:
             for number, handler in before.items():
-                # By now there is something to be ended.
+                # From here on there are child processes to end, so an interrupt must raise.
                 signal.signal(number, signal.default_int_handler if handler is signals.leave else handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let what is done here finish; the interrupt comes after it."""
+        """Let the body finish; an interrupt is raised after it."""
         self._deferred = True
         try:
             yield

@@ -1,6 +1,6 @@
-"""Lock files: one holder at a time, whoever and wherever, that say who it is and end with it.
+"""Lock files: one holder at a time, on any host; a file names its holder, and the lock ends with the holder.
 
-The package filelock has no lock that several share, and gives no descriptor that a child could inherit.
+The package filelock has no shared locks, and gives no descriptor that a child process can inherit.
 """
 
 import contextlib
@@ -33,17 +33,17 @@ SLURM_VARIABLES = {
 
 @contextlib.contextmanager
 def hold(path: Path, what: str, say: Callable[[str], None], *, shared: bool = False) -> Iterator[int]:
-    """Hold a lock file, or share it; yields its descriptor. Waits without limit; after a second `say` is told for whom.
+    """Hold a lock file, or share it; yields its descriptor. Waits without limit; after 1 s `say` prints for whom.
 
-    The operating system frees the lock when the holder dies, and with it every process that inherited the descriptor:
-    what a killed sweep was measuring lives on for a moment. `what` is done meanwhile, for those who wait.
+    The operating system frees the lock when the holder and every process that inherited the descriptor are gone: the
+    child of a killed sweep lives on for a moment. `what` describes the work, for those who wait.
     """
     valid = False
     while not valid:
         descriptor = open_lock(path)
         try:
             _acquire(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, what, say)
-            # A lock on a file that was removed meanwhile keeps nobody out.
+            # A lock on a file that was removed in between excludes nobody.
             if valid := os.fstat(descriptor).st_nlink > 0:
                 _sign(descriptor, what)
                 yield descriptor
@@ -55,9 +55,9 @@ def hold(path: Path, what: str, say: Callable[[str], None], *, shared: bool = Fa
 
 @contextlib.contextmanager
 def try_lock(descriptor: int) -> Iterator[bool]:
-    """Lock an open file if nobody holds its lock; yields whether it is locked here. In the end it is closed.
+    """Try to lock an open file; yields whether that succeeded. The descriptor is closed at the end.
 
-    Raises OSError where its file system has no locks, for example NFS without its lock daemon.
+    Raises OSError if the file system has no locks, for example NFS without its lock daemon.
     """
     try:
         yield _locked(descriptor, fcntl.LOCK_EX)
@@ -66,39 +66,39 @@ def try_lock(descriptor: int) -> Iterator[bool]:
 
 
 def holder(path: Path) -> dict[str, Any] | None:
-    """Who holds a lock file, not shared, at this moment; None if nobody does. Nobody waits for this look.
+    """Who holds a lock file exclusively right now; None if nobody does. Never blocks anybody.
 
-    `host`, `pid`, `what` is done, when that `started` (UTC), and its scheduler's `job`, if any; or whatever another
-    user has written, or nothing.
+    Returns `host`, `pid`, `what` is done, when it `started` (UTC), and the scheduler's `job`, if any. Another user may
+    have written something else, or nothing.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:
-        # Shared: two that look at once do not take each other for holders.
+        # Shared, so that two who look at the same time do not take each other for holders.
         return None if _locked(descriptor, fcntl.LOCK_SH) else _signature(descriptor)
     finally:
         os.close(descriptor)
 
 
 def open_lock(path: Path) -> int:
-    """The descriptor of a lock file that every user may hold, made if it is missing; else OSError."""
+    """The descriptor of a lock file that every user may lock; creates a missing file. Raises OSError."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     while True:
-        # Linux refuses O_CREAT for another user's file in a folder that all may write to.
+        # Linux refuses O_CREAT for another user's file in a folder that everybody may write to.
         with contextlib.suppress(FileNotFoundError):
             require_file(path)
             return os.open(path, flags)
         path.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
-        with contextlib.suppress(FileExistsError):  # somebody was faster
+        with contextlib.suppress(FileExistsError):  # another process was faster
             descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
             os.fchmod(descriptor, 0o666)
             return descriptor
 
 
 def scheduler_job() -> dict[str, str] | None:
-    """The job of a scheduler that this process is part of: its `scheduler`, `host` and ids; None outside of any."""
+    """The scheduler's job that this process belongs to: its `scheduler`, `host` and ids; None if there is none."""
     ids = {name: os.environ[variable] for name, variable in SLURM_VARIABLES.items() if variable in os.environ}
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -109,7 +109,7 @@ def scheduler_job() -> dict[str, str] | None:
 
 
 def _locked(descriptor: int, kind: int) -> bool:
-    """Lock an open file if that can be had at once; returns whether."""
+    """Lock an open file without waiting; returns whether that succeeded."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         return True
@@ -127,10 +127,10 @@ def _acquire(descriptor: int, kind: int, what: str, say: Callable[[str], None]) 
 
 
 def _sign(descriptor: int, what: str) -> None:
-    """Write who holds the lock; of several that share it, the last one stands there."""
+    """Write who holds the lock; of several processes that share it, the last one's entry remains."""
     signature = {"host": socket.gethostname(), "pid": os.getpid(), "what": bounded(what), "job": scheduler_job()}
     line = json.dumps({**signature, "started": datetime.now(UTC).isoformat()}).encode() + b"\n"
-    with contextlib.suppress(OSError):  # the disk may be full, and this is a courtesy to those who wait
+    with contextlib.suppress(OSError):  # the disk may be full, and the entry is optional
         os.pwrite(descriptor, line, 0)
         os.ftruncate(descriptor, len(line))
 

@@ -1,7 +1,7 @@
-"""Cells are checked before anything is measured: a child builds their mechanisms and reads their inputs.
+"""Checks cells before anything is measured: a child process builds their mechanisms and reads their inputs.
 
-The child answers one question after the other. If it does not survive one, or takes too long, the question is passed
-over: the cell itself will meet the same, and it ends that cell only.
+The child answers questions one after the other. If it dies at a question, or takes too long, the question is skipped:
+the cell itself will fail in the same way, and only that cell ends.
 """
 
 import contextlib
@@ -24,26 +24,26 @@ from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
 
 ANSWERS_WITHIN_S = {"attention": 10.0, "inputs": 60.0}
-# What an answer depends on; a seed does not decide whether a mechanism can be built.
+# The settings that an answer depends on; the seed does not decide whether a mechanism can be built.
 KEYS = {
     "attention": ("attention", "head_dim", "num_heads", "causal", "seq_len", "impl"),
     "inputs": ("inputs", "head_dim", "num_heads", "seq_len", "batch_size", "seed"),
 }
-# An error that refuses a setting names it first; other errors are the cell's own.
+# An error about a setting begins with its name; other errors are left to the cell.
 SETTING = re.compile(r"[\w.]+[=:]")
 LONGEST_ANSWER = 1 << 16
 
 Answer = dict[str, str]
-"""`{"refused": line}`, `{"unsupported": reason}`, or empty where nothing is wrong or nothing is known."""
+"""`{"refused": line}`, `{"unsupported": reason}`, or empty if nothing is wrong or nothing is known."""
 
 
 def check_cells(cells: Sequence[Cell], cache_dir: Path, *, elsewhere: bool = False) -> list[Cell]:
-    """The cells; those that a mechanism does not support have the reason why. Nothing is written to the `cache_dir`.
+    """The cells, with a reason for those that a mechanism does not support. Nothing is written to `cache_dir`.
 
-    They may run `elsewhere`, on machines whose GPUs support what this one's may not.
+    With `elsewhere` they run on other machines, whose GPUs may support more than this one's.
 
     Raises:
-        ConfigError: a hyperparameter that a mechanism refuses, inputs that cannot be read or do not fit.
+        ConfigError: a mechanism refuses a hyperparameter, or inputs cannot be read or do not fit.
     """
     with contextlib.closing(_Checker(cache_dir, elsewhere)) as checker:
         return [checker.check(cell) for cell in cells]
@@ -80,7 +80,7 @@ class _Checker:
         for known in (question, name):
             if known in self._answers:
                 return self._answers[known]
-        answer, answers = {}, name  # the same hanging constructor is not waited for at every length
+        answer, answers = {}, name  # wait only once for a constructor that hangs, not at every length
         try:
             if self._child is None:
                 environment = child_environment("cpu" if self._elsewhere else cell.config["device"])
@@ -100,7 +100,7 @@ class _Checker:
 
 
 def main() -> None:
-    """The child: answers the questions on its standard input, each with a line there."""
+    """The child: answers each question, a line on its standard input, with a line on the same socket."""
     replies = os.fdopen(os.dup(0), "w")
     attention_zoo.import_plugins()
     child.limit_memory({"device": "cpu", "bench": {}})
@@ -118,7 +118,7 @@ def _try(kind: str, cache_dir: str, **config: Any) -> Answer:
             inputs.source(config["inputs"]).check(config, Path(cache_dir))
     except attention_zoo.UnsupportedError as error:
         return {"unsupported": one_line(error)}
-    except BaseException as error:  # a constructor may raise what it likes
+    except BaseException as error:  # a constructor may raise anything
         if isinstance(error, refusals) and SETTING.match(one_line(error)):
             return {"refused": one_line(error)}
     return {}

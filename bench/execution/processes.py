@@ -1,4 +1,4 @@
-"""Children of the sweep: each in a session of its own, from a server that is ready before they are needed."""
+"""Child processes of a sweep, each in its own session, started by a server that has already imported everything."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from bench.execution import forkserver
 from bench.plan.sources import Source
 
 GRACE_S = 5.0
-_servers = threading.local()  # one child at a time: each thread that sweeps has its own
+_servers = threading.local()  # per thread, since a server runs one child at a time
 
 
 class LostServer(RuntimeError):
-    """The server ended, and with it what it knew of its child."""
+    """The server ended; what became of its child is unknown."""
 
 
 @dataclass(eq=False)
@@ -33,10 +33,10 @@ class Child:
     """A process that a server started.
 
     Attributes:
-        channel: its other end is the child's standard input, where that may also answer.
-        exit_code: negative: the signal that ended it; None while it runs, and if nobody knows any more.
-        cpu_s: what it and all that it started have computed, when it has ended and somebody knows.
-        tail: when it has ended: the end of what it printed.
+        channel: a socket; its other end is the child's standard input, on which the child may also answer.
+        exit_code: negative: the signal that ended it; None while it runs, or if unknown.
+        cpu_s: CPU time of the child and all that it started, once it has ended; None if unknown.
+        tail: the end of its output, once it has ended.
     """
 
     server: Server
@@ -47,18 +47,18 @@ class Child:
     tail: str = ""
 
     def send_line(self, line: bytes) -> None:
-        """Write a line to its standard input, which stays open as long as this process lives."""
+        """Write a line to the child's standard input, which stays open as long as this process lives."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.channel.sendall(line + b"\n")
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; returns whether it came. Raises `LostServer` if the server was killed meanwhile."""
+        """Wait for the child's end; returns whether it ended in time. Raises `LostServer` if the server was killed."""
         if self.exit_code is None and (message := self.server.receive(seconds)) is not None:
             self.exit_code, self.cpu_s, self.tail = message
         return self.exit_code is not None
 
     def end(self) -> None:
-        """End it and everything that it started: ask first, then kill its group and what has left it."""
+        """End the child and everything that it started: SIGTERM first, then kill its group and other descendants."""
         if self.channel.fileno() == -1:
             return
         try:
@@ -77,7 +77,7 @@ class Child:
 
 
 class Server:
-    """The sweep's side of `bench.execution.forkserver`, for one environment."""
+    """A client of a `bench.execution.forkserver` process, which has one environment."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._started = time.time()
@@ -96,7 +96,7 @@ class Server:
         self.receive(None)
 
     def serves(self, sources: Iterable[Source]) -> bool:
-        """Whether it lives, and no file of these has changed since it was started."""
+        """Whether the server runs, and none of these files has changed since it was started."""
         try:
             changed = max((os.stat(source.path).st_ctime for source in sources), default=0.0)
         except OSError:
@@ -114,19 +114,19 @@ class Server:
             return Child(self, self.receive(None), ours)
 
     def receive(self, seconds: float | None) -> Any:
-        """The next message, or None when the time is over; raises `LostServer` if it has ended."""
+        """The next message, or None after `seconds`; raises `LostServer` if the server has ended."""
         try:
             return self._channel.recv() if self._channel.poll(seconds) else None
         except (EOFError, ConnectionResetError):
             raise LostServer(self._exit_message()) from None
 
     def close(self) -> None:
-        """Let it end."""
+        """Let the server end, and wait for it."""
         self._channel.close()
         self._process.wait()
 
     def kill(self) -> None:
-        """End one that does not answer, and all that is below it."""
+        """Kill a server that does not answer, and all its descendants."""
         forkserver.kill_tree(self._process.pid)
         self._process.wait()
 
@@ -140,13 +140,13 @@ class Server:
 def start(
     task: str, environment: Mapping[str, str], sources: Iterable[Source], *, inherited: Sequence[int] = ()
 ) -> Child:
-    """Start a child that runs the function `main` of the module `task`; raises `LostServer` if no server comes up.
+    """Start a child that runs `main` of the module `task`; raises `LostServer` if no server starts.
 
     Args:
-        task: the module.
-        environment: the child's.
-        sources: files of code; a server that was started before one of them changed is replaced.
-        inherited: descriptors that it holds open, beside those of its standard files.
+        task: the module's name.
+        environment: the child's environment variables.
+        sources: code files; a server that was started before one of them changed is replaced.
+        inherited: descriptors that the child keeps open, besides its standard files.
     """
     servers: dict[str, Server] = _servers.__dict__.setdefault("all", {})
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -157,14 +157,14 @@ def start(
         server = None
     server = server or Server(environment)
     child = server.start(task, inherited)
-    servers[key] = server  # one that was interrupted half-way is of no use
+    servers[key] = server  # not stored if interrupted half-way
     return child
 
 
 def _working_directory() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # a mechanism may have removed it
+    except FileNotFoundError:  # a mechanism may have removed the folder
         return "/"
 
 

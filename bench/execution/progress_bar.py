@@ -1,4 +1,4 @@
-"""A sweep on the terminal: a bar, and a line for each cell that has ended. A log file has lines only."""
+"""The progress of a sweep: a bar on a terminal, and a line for each cell that has ended. A log file gets lines only."""
 
 import contextlib
 import sys
@@ -14,19 +14,19 @@ from bench.records.record import Record
 from bench.records.store import Store
 from bench.records.table import line
 
-# Between lines of a log file that say how far a cell is.
+# Between the lines in a log file that report a cell's progress.
 LOG_INTERVAL_S = 60.0
 
 
 class ProgressBar:
-    """Shows what an executor reports, always from the thread that runs the sweep, and passes it on.
+    """Shows what an executor reports, always from the sweep's own thread, and passes it on.
 
     Args:
-        store: where the records are.
-        total: how many cells are to be measured.
-        on_records: gets all records of a cell whenever it has ended, however that was.
-        on_progress: called now and then with how far a cell is.
-        quiet: whether nothing is printed.
+        store: the records.
+        total: number of cells to measure.
+        on_records: called with all records of a cell each time the cell has ended, for any reason.
+        on_progress: called now and then with a cell's progress.
+        quiet: print nothing.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class ProgressBar:
         self._bar = tqdm(total=total, unit="cell", disable=hidden, mininterval=0.5, maxinterval=0.5)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.close()
 
     def on_cell_start(self, cell: Cell) -> None:
-        """A cell is being measured."""
+        """A cell's measurement begins."""
         self._running[cell.cell_id] = cell.title
         self._describe()
 
     def on_progress(self, cell: Cell, progress: Progress) -> None:
-        """How far it is."""
+        """A cell reports its progress."""
         if len(self._running) == 1:
             self._bar.set_postfix_str(progress.text)
         if not (self._terminal or self._quiet) and time.monotonic() > self._last_line + LOG_INTERVAL_S:
@@ -64,10 +64,10 @@ class ProgressBar:
         self._pass_on_progress(cell, progress)
 
     def on_cell_end(self, cell: Cell) -> None:
-        """It has a new record, or was interrupted before it could have one."""
+        """The cell has a new record, or was interrupted before it had one."""
         self._running.pop(cell.cell_id, None)
         records: list[Record] = []
-        # What cannot be read must not hide why the sweep ends.
+        # If the sweep ends with an error, a read error must not hide it.
         with contextlib.suppress(OSError) if sys.exc_info()[1] else contextlib.nullcontext():
             records = self._store.of_cell(cell.cell_id)
         if self._on_records:
@@ -81,6 +81,6 @@ class ProgressBar:
 
     def _describe(self) -> None:
         titles = list(self._running.values())
-        if titles:  # not for a moment between two cells
+        if titles:  # no change in the short time between two cells
             self._bar.set_description_str(titles[0] if len(titles) == 1 else f"{len(titles)} cells", refresh=False)
             self._bar.set_postfix_str("")

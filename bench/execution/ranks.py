@@ -1,6 +1,6 @@
-"""Several processes that run one sweep together, as torchrun starts them: the first one leads, the others follow.
+"""Several processes run one sweep together, as torchrun starts them: rank 0 leads, the others follow.
 
-All plan the same cells and train them together; only the leader locks, records, mirrors and prints.
+All ranks plan the same cells and train them together; only rank 0 locks, records, mirrors and prints.
 """
 
 import os
@@ -12,17 +12,17 @@ from bench.plan.cell import Cell
 
 
 def processes() -> int:
-    """How many there are."""
+    """The number of processes (WORLD_SIZE)."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def follows() -> bool:
-    """Whether this one is not the first."""
+    """Whether this process is not rank 0."""
     return processes() > 1 and int(os.environ.get("RANK", "0")) > 0
 
 
 def require_joint(cells: Sequence[Cell], launcher: str) -> None:
-    """Raise `ConfigError` for what several processes cannot do together."""
+    """Raise `ConfigError` for what several processes cannot run together."""
     size, port = processes(), os.environ.get("MASTER_PORT", "")
     if size == 1:
         return

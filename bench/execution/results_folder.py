@@ -1,4 +1,4 @@
-"""The results folder before a sweep: it is checked, made, and cleared of what killed sweeps have left in it."""
+"""Prepares the results folder before a sweep: checks it, creates it, and removes what killed sweeps left behind."""
 
 import contextlib
 import errno
@@ -16,26 +16,26 @@ from bench.records.own import FOLDERS, RESULTS, TRAINED
 from bench.records.store import Store
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# The names of what a sweep writes at the top, of a cell's folder, and of anything.
+# File names that a sweep writes at the top level, those of a cell's folder, and any name.
 TOP = re.compile(rf"index\.json|{re.escape(own.MARKER)}")
 CELL = re.compile("[0-9a-f]{16}")
 ANY = re.compile(".+")
 
 
 def check_folder(results_dir: str) -> None:
-    """Raise `ConfigError` where results cannot be kept, as far as that can be seen without writing."""
+    """Raise `ConfigError` if results cannot be stored here, as far as that is visible without writing."""
     with _refused(results_dir), contextlib.suppress(FileNotFoundError):
         own.check(Path(results_dir), RESULTS, "results_dir")
         os.stat(results_dir)
 
 
 def prepare_folder(results_dir: str) -> None:
-    """Make the folders that a sweep writes to, and clear what killed ones left there.
+    """Create the folders that a sweep writes to, and remove what killed sweeps left in them.
 
-    Others may be writing meanwhile: what they write is locked.
+    Other sweeps may be writing at the same time: their files are locked.
 
     Raises:
-        ConfigError: it is somebody else's, a folder cannot be made, or its file system does not lock files.
+        ConfigError: the folder is not ours, cannot be made, or is on a file system without file locks.
         OSError: the disk is full.
     """
     root = Path(results_dir)
@@ -43,13 +43,13 @@ def prepare_folder(results_dir: str) -> None:
         own.claim(root, RESULTS, "results_dir")
         for name in FOLDERS:
             (root / name).mkdir(exist_ok=True)
-        with try_lock(open_lock(root / "locks" / ".probe")):  # a file system without locks is refused
+        with try_lock(open_lock(root / "locks" / ".probe")):  # fails on a file system without locks
             pass
     Store(root).clear_leftovers()
     written = [(root, TOP)]
     written += [(folder, ANY) for folder in (root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))]
     written += [(folder, TRAINED) for folder in folders(root / "training", CELL)]
-    # Each with the file that whoever still needs it has locked.
+    # Each leftover with the file that a process still using it would hold locked.
     left = [(path, path) for folder, form in written for path in unfinished(folder, form)]
     left += [(path, root / "locks" / f"{path.name}.lock") for path in folders(root / "scratch", CELL)]
     for path, lock in left:
@@ -62,7 +62,7 @@ def prepare_folder(results_dir: str) -> None:
 
 @contextlib.contextmanager
 def _refused(results_dir: str) -> Iterator[None]:
-    """What the system says of a folder is a `ConfigError`, unless its disk is full."""
+    """Turn the system's errors about a folder into a `ConfigError`, except a full disk."""
     try:
         yield
     except (OSError, ValueError) as error:

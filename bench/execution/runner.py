@@ -1,4 +1,4 @@
-"""Measures the cells of a sweep in processes of their own: each once, whoever else measures the same, with a record."""
+"""Measures each cell of a sweep once, in its own process, also if several sweeps want the cell, and writes a record."""
 
 import contextlib
 import dataclasses
@@ -40,14 +40,14 @@ SHORTLY_S = 0.5
 
 @dataclass(frozen=True)
 class Options:
-    """How a cell's process is run.
+    """How to run a cell's process.
 
     Attributes:
         locks: descriptors of locks that the child keeps if this process is killed.
-        memory_share: what part of the machine's memory is for the cell.
-        on_progress: called now and then with how far the cell is.
-        stop: interrupts the cell when it is set, as Ctrl-C does.
-        scratch: where the child's files lie, if another process measures the same cell in the usual place.
+        memory_share: the cell's share of the machine's memory.
+        on_progress: called now and then with the cell's progress.
+        stop: when set, interrupts the cell as Ctrl-C does.
+        scratch: a folder for the child's files, if another process measures the same cell in the usual folder.
     """
 
     locks: Sequence[int] = ()
@@ -57,23 +57,23 @@ class Options:
     scratch: Path | None = None
 
     def check(self) -> None:
-        """Raise `KeyboardInterrupt` if the cell is to stop."""
+        """Raise `KeyboardInterrupt` if `stop` is set."""
         if self.stop.is_set():
             raise KeyboardInterrupt
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A sweep as each process sees it that measures cells of it.
+    """Measures cells of one sweep; each process that takes part has its own.
 
     Attributes:
-        store: where records go. `prepare_folder` has made the folders in it.
-        sweep_id: of the plan.
+        store: where records are written. `prepare_folder` has created its folders.
+        sweep_id: the plan's id.
         overrides: the command line, for the records.
-        known: the ids of the records that were there when it was decided what to measure.
+        known: ids of the records that existed when the sweep decided what to measure.
         resources: where the cells are planned to run.
-        timings_alone: whether what is timed on a CPU, and comparisons, have the machine for themselves.
-        defer_interrupts: keeps interrupts away while a record is saved.
+        timings_alone: run comparisons and CPU timings with nothing else on the machine.
+        defer_interrupts: a context that delays interrupts while a record is saved.
     """
 
     store: Store
@@ -85,15 +85,15 @@ class Runner:
     defer_interrupts: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
     def alone(self, cell: Cell) -> bool:
-        """Whether nothing else may be measured on the machine meanwhile."""
+        """Whether nothing else may be measured on the machine at the same time as the cell."""
         return self.timings_alone and needs_quiet(cell)
 
     def is_new(self, record: Record) -> bool:
-        """Whether somebody has measured a cell since it was decided what to measure, whoever that was."""
+        """Whether a record is a finished measurement made since the sweep decided what to measure, by any process."""
         return record.record_id not in self.known and record.status != "interrupted"
 
     def lock_cell(self, cell: Cell) -> AbstractContextManager[int]:
-        """Keep other sweeps from measuring a cell."""
+        """Keep other sweeps from measuring the cell."""
         return hold(self.store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say)
 
     def measure(
@@ -104,24 +104,24 @@ class Runner:
         on_start: Callable[[], None] = lambda: None,
         cores: Collection[int] | None = None,
     ) -> Record:
-        """Measure a cell, or wait for another sweep that does; returns its record.
+        """Measure a cell, or wait for another sweep that measures it; returns its record.
 
         Args:
-            cell: one that is to be measured.
-            options: how; its locks and share of the memory are chosen here.
+            cell: the cell to measure.
+            options: how to run it; its locks and share of the memory are set here.
             on_start: called when all locks are held.
-            cores: the processors of this worker; None: all that this process may use.
+            cores: the CPU cores of this worker; None: all that this process may use.
 
         Raises:
             KeyboardInterrupt: after the interrupted cell's record was saved.
         """
-        # The device comes after the cell, for everybody: what holds a device waits for nothing.
+        # Everybody locks first the cell, then the device: the holder of a device waits for nothing.
         with self.lock_cell(cell):
             attempts = self.store.of_cell(cell.cell_id)
             if any(map(self.is_new, attempts)):
                 return latest(attempts)[cell.cell_id]
             with self._hold_device(cell, cores) as locks:
-                # If somebody removed the cell's lock while this waited, another sweep may have measured it.
+                # If somebody removed the cell's lock file in the meantime, another sweep may have measured the cell.
                 attempts = self.store.of_cell(cell.cell_id)
                 if any(map(self.is_new, attempts)):
                     return latest(attempts)[cell.cell_id]
@@ -130,7 +130,7 @@ class Runner:
                 options = dataclasses.replace(options or Options(), locks=locks, memory_share=share)
                 record = self.run_cell(cell, len(attempts) + 1, options)
             interrupted = record.status == "interrupted"
-            hides_nothing = contextlib.suppress(OSError) if interrupted else contextlib.nullcontext()  # a full disk
+            hides_nothing = contextlib.suppress(OSError) if interrupted else contextlib.nullcontext()  # full disk
             with self.defer_interrupts(), hides_nothing:
                 self.store.write(record)
         if interrupted:
@@ -138,7 +138,7 @@ class Runner:
         return record
 
     def follow(self, cell: Cell, scratch: Path) -> Record:
-        """Take part in a cell that another process leads."""
+        """Run a cell together with the process that leads it; its record is not written."""
         shared = cell.config["device"] == "cpu"
         with contextlib.nullcontext(()) if shared else self._hold_device(cell, None) as locks:
             record = self.run_cell(cell, options=Options(locks, scratch=scratch))
@@ -147,16 +147,16 @@ class Runner:
         return record
 
     def run_cell(self, cell: Cell, attempt: int = 1, options: Options | None = None) -> Record:
-        """Measure a cell, whose lock is held, in a process of its own; Ctrl-C gives a record that is `interrupted`.
+        """Measure a cell, whose lock is held, in its own process; Ctrl-C gives a record with status `interrupted`.
 
-        One that cannot be built gives an `unsupported` record, without a process. It is the cell's n-th `attempt`.
+        A cell that cannot be built gives an `unsupported` record, without a process. `attempt` counts from 1.
         """
         identity = self.identity(cell, attempt, cell.config["device"])
         started, clock = datetime.now(UTC), time.perf_counter()
         result: dict[str, Any] = {"status": "unsupported", "reason": cell.unsupported, "phase": "setup"}
         try:
             if cell.unsupported is None:
-                # Absolute: a mechanism may change the child's working directory.
+                # An absolute path: a mechanism may change the child's working directory.
                 result = run_process(cell, self.store.root.absolute(), self.resources, options or Options())
         except KeyboardInterrupt:
             result = {"status": "interrupted", "reason": "interrupted by the user"}
@@ -168,7 +168,7 @@ class Runner:
         seconds = result.pop("seconds", {})
         record = Record(
             started=started.isoformat(),
-            ended=(started + timedelta(seconds=duration)).isoformat(),  # the clock may have been set meanwhile
+            ended=(started + timedelta(seconds=duration)).isoformat(),  # the clock may have been changed
             duration_s=duration,
             seconds={phase: round(took, 4) for phase, took in seconds.items()},
             overhead_s=duration - sum(seconds.get(phase, 0.0) for phase in MEASURING_PHASES),
@@ -178,7 +178,7 @@ class Runner:
         return readable(record)
 
     def identity(self, cell: Cell, attempt: int, device: str) -> dict[str, Any]:
-        """The fields of a new record that say what it is of, on which device of this machine and by which code."""
+        """The fields of a new record that describe what was measured, on which device of this machine, and the code."""
         mechanisms = [cell.config, *cell.config["bench"].get("against", ())]
         infos = {each["label"]: attention_zoo.info(each["attention"]["name"]) for each in mechanisms}
         facts = ("approximates", "exact", "size", "control")
@@ -207,7 +207,7 @@ class Runner:
 
 
 def readable(record: Record) -> Record:
-    """The record with its summary, or an `error` that says why what it measured cannot be read back."""
+    """The record with its summary; an `error` record with the reason if it cannot be read back."""
     data, samples = encode(record)
     try:
         return summarised(decode(record.file_name, data, lambda: samples or b""))
@@ -218,20 +218,20 @@ def readable(record: Record) -> Record:
 
 
 def child_environment(device: str, resources: Resources = THIS_MACHINE) -> dict[str, str]:
-    """The environment of a child that measures on the device of a resolved configuration."""
+    """The environment of a child that measures on a resolved device."""
     environment = {**os.environ, **QUIET}
     if resources.cores is not None:
         environment["OMP_NUM_THREADS"] = str(resources.cores)
-    if (used := gpu(device)) is not None:  # the only one that the child sees, whatever order CUDA counts in
+    if (used := gpu(device)) is not None:  # only this GPU is visible, whatever CUDA's order
         environment["CUDA_VISIBLE_DEVICES"] = used.uuid
     return environment
 
 
 def run_process(cell: Cell, results_dir: Path, resources: Resources, options: Options) -> dict[str, Any]:
-    """Run a cell in a child; returns the fields of its record that this decides: `status`, `measurements`, ..."""
+    """Run a cell in a child; returns the record's fields that come from it: `status`, `measurements`, ..."""
     folder = options.scratch or results_dir / "scratch" / cell.cell_id[:16]
-    shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
-    folder.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed sweep
+    folder.parent.mkdir(exist_ok=True)  # a mechanism may have removed the folder
     folder.mkdir()
     oom_kills = count_oom_kills()
     try:
@@ -239,7 +239,7 @@ def run_process(cell: Cell, results_dir: Path, resources: Resources, options: Op
         child = processes.start("bench.execution.child", environment, cell.sources, inherited=options.locks)
         before = host_state.read()  # the child waits for its job
         job = {
-            # It sees one GPU, whatever the number of that is here.
+            # The child sees one GPU, so it needs no index.
             "config": {**cell.config, "device": cell.config["device"].partition(":")[0]},
             "cell": cell.cell_id[:16],
             "sources": cell.sources,
@@ -257,7 +257,7 @@ def run_process(cell: Cell, results_dir: Path, resources: Resources, options: Op
         finally:
             child.end()
         if lost or child.exit_code == -signal.SIGTERM:
-            # What ends all processes of a job may have reached these first; then this one is interrupted, too.
+            # Ctrl-C or a job's end may reach the child first; then this process is interrupted a moment later.
             time.sleep(SHORTLY_S)
             options.check()
         host = host_state.between(before, host_state.read(), child.cpu_s)
@@ -274,13 +274,13 @@ def run_process(cell: Cell, results_dir: Path, resources: Resources, options: Op
 
 
 def wait_for(child: processes.Child, timeout: float, file: Path, options: Options) -> bool:
-    """Wait for the end or the timeout, which compiling does not count to; returns whether the end came first."""
+    """Wait for the child's end or the timeout, not counting compilation; returns whether the child ended in time."""
     deadline, compiling_s = time.monotonic() + timeout, 0.0
     while (left := deadline + compiling_s - time.monotonic()) > 0:
         if child.wait(min(1.0, left)):
             return True
         options.check()
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # not there yet, or half of it
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # the file is missing or half written
             progress = Progress.decode(file.read_text())
             compiling_s = progress.compiling_s
             options.on_progress(progress)
@@ -288,7 +288,7 @@ def wait_for(child: processes.Child, timeout: float, file: Path, options: Option
 
 
 def _result(cell: Cell, exit_code: int | None, file: Path, oom_kills: int) -> dict[str, Any]:
-    """What a child has left, or why it has left nothing."""
+    """The result that a child wrote, or why there is none."""
     try:
         result: dict[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError):

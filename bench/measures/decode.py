@@ -1,4 +1,4 @@
-"""Decoding token by token: time of a step, and bytes of the state, at the end of a context."""
+"""Decoding token by token: time of a step, and size of the state, at the end of a context."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -27,19 +27,19 @@ class Decode(TimedInRounds):
     name: ClassVar[str] = "decode"
     headline_format: ClassVar[str] = "{decode_latency} per token, state {state_bytes}"
 
-    steps: int = setting(16, "tokens that are timed, the last ones of the context", minimum=1)
+    steps: int = setting(16, "number of timed tokens, the last of the context", minimum=1)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """Raw samples of the last steps of `seq_len` tokens; the first and the last ones are checked.
+        """Raw samples of the last steps of `seq_len` tokens; the first and last results are checked.
 
         A step takes one token of each sequence of the batch.
 
         Returns:
-            As `time_in_rounds` of a step, and `{"steps", "context": seq_len, "batch_size", "state_bytes"}`; a sample is
-            the mean over `calls_per_sample` times `steps` of them, `host_ns` and `head_start_ns` are of all the steps.
+            As `time_in_rounds`, per step, and `{"steps", "context": seq_len, "batch_size", "state_bytes"}`. A sample is
+            the mean over `calls_per_sample` times `steps` steps; `host_ns` and `head_start_ns` are for all `steps`.
 
         Raises:
-            UnsupportedError: the mechanism does not decode, or not with `causal=false`; fewer tokens than steps.
+            UnsupportedError: the mechanism cannot decode, or cannot with `causal=false`; there are too few tokens.
             IncorrectError: the outputs are not the last rows of the forward pass.
         """
         attention, inputs, label = context.attention(), context.inputs(), context.config["label"]
@@ -62,7 +62,7 @@ class Decode(TimedInRounds):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """`decode_latency`, a step's time in ns, with its `spread`; `state_bytes`."""
+        """`decode_latency`, the time of a step in ns, with its `spread`; `state_bytes`."""
         samples = measurements["samples"]
         yield median("decode_latency", samples, "ns", name="decode_us_per_token", shown=("µs", 1e-3))
         yield spread(samples, name="spread_pct.decode")
@@ -72,9 +72,9 @@ class Decode(TimedInRounds):
 class LastSteps(Timed):
     """The last `steps` steps of a sequence, each time from a copy of the state before them.
 
-    So the context neither grows while it is measured nor is prefilled again. The step before them is not timed: a
-    cache of keys and values makes room in it. A fold of exact blocks (`local`), one in `block_size` steps, has no
-    fair share in so few: where the context ends with a block it is not in it, but the exact part is at its largest.
+    So the context neither grows during the measurement nor is prefilled again. The step before them is not timed: in
+    it a cache of keys and values allocates room. Folding exact blocks (`local`) happens once in `block_size` steps, too
+    rarely for a fair share: if the context ends with a block, no fold is timed, but the exact part is largest.
     """
 
     def __init__(self, attention: Attention, inputs: Inputs, steps: int) -> None:
@@ -87,16 +87,16 @@ class LastSteps(Timed):
         attention.step(query, key, value, self.state)
 
     def prepare(self) -> State:
-        """The state that the steps may change."""
+        """A copy of the state, which the steps may change."""
         self.outputs = []
         return copy.deepcopy(self.state)
 
     def run(self, prepared: State) -> None:
-        """The steps, one after the other."""
+        """Run the steps, one after the other."""
         self.outputs = [self.attention.step(q, k, v, prepared)[0] for q, k, v in self.tokens]
 
     def rows(self) -> Tensor:
-        """The last outputs where they stand in that of the forward pass; zero elsewhere."""
+        """The last outputs at their positions in the forward pass's output; zero elsewhere."""
         rows = torch.zeros_like(self.value)
         rows[:, :, -len(self.outputs) :] = torch.cat(self.outputs, 2)
         return rows

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (package nvidia-ml-py) says of a GPU. Nothing here raises."""
+"""The state of a GPU by NVIDIA's management library (package nvidia-ml-py). Nothing here raises."""
 
 import contextlib
 import importlib
@@ -12,10 +12,10 @@ import torch
 from bench.common.errors import one_line
 from bench.measures.timing import Pass
 
-# How long the energy of a call is looked at, from one change of the counter to another, and after which time no more.
+# Least seconds between two changes of the energy counter, and seconds after which the measurement gives up.
 LEAST_S, LONGEST_S = 0.5, 5.0
 
-# Bits of nvmlDeviceGetCurrentClocksThrottleReasons: why the clocks are not higher.
+# Bits of nvmlDeviceGetCurrentClocksThrottleReasons: what limits the clocks.
 THROTTLE_REASONS = (
     *("idle", "clocks set", "power cap", "hardware slowdown", "sync boost", "thermal slowdown"),
     *("hardware thermal slowdown", "power brake", "display clocks"),
@@ -40,7 +40,7 @@ QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
 class DeviceState:
     """Clocks, power, temperature and energy of a GPU.
 
-    `moments` has what was noted by its name; `missing` alone, and why, where nothing is known; nothing for a CPU.
+    `moments` has the stored states by name; only `missing`, with the reason, if the library fails; empty for a CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -50,42 +50,42 @@ class DeviceState:
             try:
                 nvml = importlib.import_module("pynvml")
                 nvml.nvmlInit()
-                # It counts the GPUs in an order of its own, those too that this process does not see.
+                # The library numbers GPUs in its own order, and includes GPUs that are hidden from this process.
                 uuid = torch.cuda.get_device_properties(device).uuid
                 self.nvml, self.gpu = nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
             except Exception as error:
                 self.moments = {"missing": f"{type(error).__name__}: {one_line(error)}"}
 
     def note(self, moment: str) -> None:
-        """Remember for the record how the device is now."""
+        """Store the device's present state for the record."""
         if self.nvml is not None:
             self.moments[moment] = self.read()
 
     def read(self) -> dict[str, Any]:
-        """How the device is now; None where it does not say: old drivers and parts of a GPU do not know all of it.
+        """The device's present state; None for values that old drivers or MIG slices do not report.
 
         Returns:
             `{"sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttled": [reason], "energy_j": since the driver
-            was loaded, "processes": that compute on it, this one among them, "others": those that are neither this
-            one nor above or below it, "hot_s": for how long heat has slowed it down since the driver was loaded}`.
+            was loaded, "processes": number that use it, with this one, "others": those that are neither this process
+            nor its ancestors or descendants, "hot_s": seconds slowed down by heat since the driver was loaded}`.
         """
         return {name: self.ask(name) for name in QUESTIONS}
 
     def ask(self, name: str) -> Any:
-        """One of what `read` says."""
+        """One of the values of `read`."""
         with contextlib.suppress(Exception):
             return QUESTIONS[name](self.nvml, self.gpu)
         return None
 
 
 def energy(device: torch.device, state: DeviceState, measured: Pass, calls: int) -> dict[str, Any] | None:
-    """What the whole board takes while it does nothing but this pass; nothing is subtracted. The L2 cache is warm.
+    """Energy of the whole board while it runs only this pass; nothing is subtracted. The L2 cache is warm.
 
-    `calls` of the pass lie between two looks at the counter.
+    The counter is read after every `calls` calls of the pass.
 
     Returns:
-        `{"joules", "calls", "seconds", "idle_w": the power when the cell started}`; None where the device does not say,
-        and for `backward`, which is never alone.
+        `{"joules", "calls", "seconds", "idle_w": power when the cell started}`; None if the device does not report it,
+        and for `backward`, which cannot run alone.
     """
     ticks: list[tuple[float, float, int]] = []
     start, done = time.perf_counter(), 0
@@ -94,7 +94,7 @@ def energy(device: torch.device, state: DeviceState, measured: Pass, calls: int)
             return None
         if not ticks or joules != ticks[-1][1]:
             ticks.append((now, joules, done))
-        # When the counter came to its first number nobody saw.
+        # The first value is skipped: the counter may have reached it before the first look.
         if len(ticks) > 2 and ticks[-1][0] - ticks[1][0] >= LEAST_S:
             seconds, used, ran = (last - first for first, last in zip(ticks[1], ticks[-1], strict=True))
             idle_w = state.moments.get("start", {}).get("power_w")
@@ -107,14 +107,14 @@ def energy(device: torch.device, state: DeviceState, measured: Pass, calls: int)
 
 
 def reasons(bits: int) -> list[str]:
-    """The names of the reasons in a mask."""
+    """The names of the reasons in a bit mask."""
     return [name for bit, name in enumerate(THROTTLE_REASONS) if bits >> bit & 1]
 
 
 def others(running: Collection[int]) -> int:
-    """How many of the processes that compute on a GPU are neither this one nor above or below it.
+    """The number of processes on a GPU that are neither this one nor its ancestors or descendants.
 
-    In a container the driver may number them as the host does. Then none is known, and one of them is this one.
+    In a container the driver may report the host's process numbers. Then none matches, and one of them is this process.
     """
     this = psutil.Process()
     own = {each.pid for each in (this, *this.parents(), *this.children(recursive=True))}

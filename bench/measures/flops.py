@@ -1,4 +1,4 @@
-"""FLOPs of one forward pass: the mechanism's own formula beside a counted run."""
+"""FLOPs of one forward pass: by the mechanism's own formula, and counted in a run."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -20,19 +20,19 @@ GFLOP = ("GFLOP", 1e-9)
 @register
 @dataclass
 class Flops(Sized):
-    """FLOPs of one forward pass: the mechanism's formula beside a counted run."""
+    """FLOPs of one forward pass: by the mechanism's formula, and counted in a run."""
 
     name: ClassVar[str] = "flops"
     headline_format: ClassVar[str] = "{flops_analytic} by formula, {flops_counted} counted, ratio {flops_ratio}"
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """The analytic and the counted FLOPs of the forward pass over the whole batch; a multiply-add counts 2.
+        """The analytic and the counted FLOPs of the forward pass over the whole batch; a multiply-add counts as 2.
 
         Returns:
             `{"analytic": FLOPs, "counted": FLOPs, "operations": {operation: FLOPs}, "features": d or None}`.
 
         Raises:
-            UnsupportedError: nothing was counted, because the mechanism runs in kernels that PyTorch does not see into.
+            UnsupportedError: nothing was counted, because the mechanism uses kernels that PyTorch cannot look into.
         """
         attention, inputs = context.attention(), context.inputs()
         query, key, value = inputs
@@ -49,7 +49,7 @@ class Flops(Sized):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """`flops_analytic`, `flops_counted`, and `flops_ratio` of the first to the second."""
+        """`flops_analytic`, `flops_counted`, and `flops_ratio`, the first over the second."""
         analytic, counted = measurements["analytic"], measurements["counted"]
         yield Metric("flops_analytic", analytic, "FLOP", name="gflop.analytic", shown=GFLOP)
         yield Metric("flops_counted", counted, "FLOP", name="gflop.counted", shown=GFLOP)
@@ -57,10 +57,10 @@ class Flops(Sized):
 
 
 def analytic(attention: Attention, batch: int, seq_len: int) -> int:
-    """The FLOPs of one forward pass by the mechanism's own formula; a multiply-add counts 2.
+    """The FLOPs of one forward pass by the mechanism's own formula; a multiply-add counts as 2.
 
     Raises:
-        IncorrectError: the formula gives no number, or none that FLOPs can have.
+        IncorrectError: the formula gives something that is not a finite number of at least 0.
     """
     flops: object = attention.flops(batch, seq_len)
     if not isinstance(flops, int | float):
@@ -73,8 +73,8 @@ def analytic(attention: Attention, batch: int, seq_len: int) -> int:
 def count(call: Callable[[], Any]) -> dict[str, int]:
     """The FLOPs of one call by operation, such as `{"bmm": 4096, "sum": 64}`.
 
-    What is counted: matrix products and fused attention (2 for a multiply-add), convolutions, and sums (1 for each
-    addend), the only arithmetic of a mean. What works entry by entry is not: no formula of a paper counts it.
+    Counts matrix products and fused attention (2 per multiply-add), convolutions, and sums (1 per addend), which are
+    the only arithmetic of a mean. Elementwise operations are not counted: no paper's formula counts them.
     """
     aten = torch.ops.aten
     formulas = {
@@ -94,12 +94,12 @@ def count(call: Callable[[], Any]) -> dict[str, int]:
 def _fused_attention(
     query: Any, key: Any, value: Any, dropout: float = 0.0, is_causal: bool = False, *_: Any, **__: Any
 ) -> int:
-    """Both products; PyTorch's own formula counts the future of a causal mask too, which the kernels skip."""
+    """Both products. PyTorch's own formula also counts the masked half of causal attention, which kernels skip."""
     *batch, queries, head_dim = query
     seen = queries * (queries + 1) // 2 if is_causal else queries * key[-2]
     return 2 * math.prod(batch) * seen * (head_dim + value[-1])
 
 
 def _biased_attention(query: Any, key: Any, value: Any, bias: Any, logsumexp: Any, *others: Any, **by_name: Any) -> int:
-    """As `_fused_attention`, of kernels with two arguments more."""
+    """Like `_fused_attention`, for kernels with two more arguments."""
     return _fused_attention(query, key, value, *others, **by_name)

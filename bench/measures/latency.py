@@ -1,4 +1,4 @@
-"""Latency of forward, backward and forward+backward; and how far the forward pass is from what the device could do."""
+"""Latency of forward, backward and forward+backward; and how close the forward pass is to the device's peaks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,35 +17,35 @@ from bench.measures.timing import Pass
 from bench.records import roofline
 from bench.records.metrics import Metric, median, spread
 
-# From here on people say TFLOP/s.
+# From this rate on, headlines use TFLOP/s.
 MANY = 1e13
 
 
 @register
 @dataclass
 class Latency(TimedInRounds):
-    """Time of one call: forward, backward and both. Each pass is a cell: one may run out of memory, another not."""
+    """Time of one call: forward, backward and both. Each pass is a cell, since one may run out of memory."""
 
     name: ClassVar[str] = "latency"
     cell_per: ClassVar[str | None] = "passes"
 
-    # What is measured besides: the device's peaks in the same rounds as the forward pass; what a caller waits, and a
-    # replay of the graph; the energy of the board. The last two on a GPU only.
+    # Also measured: the device's peaks in the same rounds as the forward pass; on a GPU, the times that an eager caller
+    # waits and of a CUDA graph's replay, and the energy of the board.
     beside: list[str] | None = setting(
         None,
-        "also measured: the machine's ceilings, other ways to time, energy",
+        "also measure: the device's peaks (ceilings), other ways to time, energy",
         choices=("ceilings", "ways", "energy"),
         condition=False,
     )
-    passes: list[str] = setting(list(PASSES), "what is timed; each makes a cell", choices=PASSES, condition=False)
+    passes: list[str] = setting(list(PASSES), "passes to time; each is a cell", choices=PASSES, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Raw samples per pass.
 
         Returns:
-            `{"passes": {name: as `time_in_rounds`}, "tokens": batch_size * seq_len}`. With `ceilings` beside also
-            `"flops"` and `"bytes"` of the forward pass, and its `"ceilings"`, as `bench=roofline`. A pass may have what
-            `in_three_ways` says, and `"energy"`, as `bench.measures.device_state.energy`.
+            `{"passes": {name: as `time_in_rounds`}, "tokens": batch_size * seq_len}`. With `ceilings` in `beside` also
+            `"flops"` and `"bytes"` of the forward pass, and its `"ceilings"`, as in `bench=roofline`. A pass may also
+            have the results of `in_three_ways`, and `"energy"`, as from `bench.measures.device_state.energy`.
         """
         beside = self.beside or []
         label, attention, inputs = context.config["label"], context.attention(), context.inputs()
@@ -69,11 +69,11 @@ class Latency(TimedInRounds):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """Of each pass `latency` in ns, `latency_per_token` in µs/token and `spread`.
+        """For each pass `latency` in ns, `latency_per_token` in µs/token and `spread`.
 
-        What was asked for beside: of the forward one `flops`, `throughput`, and its `share` of the ceiling; on a GPU of
-        each pass `eager`, what a caller waits, and `replay`, from a graph, in ns; `energy_per_token` in J/token, and
-        the board's `power` and `idle_power` in W.
+        If asked for in `beside`: for the forward pass `flops`, `throughput`, and its `share` of the ceiling; on a GPU,
+        for each pass, `eager` (the time that a caller waits) and `replay` (of a CUDA graph) in ns, `energy_per_token`
+        in J/token, and the board's `power` and `idle_power` in W.
         """
         for name, timed in measurements["passes"].items():
             samples, of_pass = timed["samples"], {"measured_pass": name}
@@ -91,12 +91,12 @@ class Latency(TimedInRounds):
                 yield from _energy(used, measurements["tokens"], of_pass)
             if name == "forward" and "flops" in measurements:
                 yield from roofline.throughput(measurements["flops"], latency)
-                if ceilings := timed.get("ceilings"):  # older records have FLOPs without them
+                if ceilings := timed.get("ceilings"):  # older records have FLOPs without ceilings
                     yield roofline.share(samples, ceilings, measurements["flops"], measurements["bytes"])
 
     @classmethod
     def headline(cls, quantities: Sequence[Metric]) -> str:
-        """The median of each pass, and beside it what is known of its ceiling, its caller, its graph and its energy."""
+        """The median of each pass, with its share of the ceiling, eager time, replay and energy if they are known."""
         words: dict[str | None, list[str]] = {}
         for one in quantities:
             if one.metric == "share":
@@ -114,13 +114,13 @@ class Latency(TimedInRounds):
 class Roofline(Sized, TimedInRounds):
     """The forward pass and the peaks of the device in interleaved rounds of one process.
 
-    The forward pass only: `Attention.flops` counts no other, and a backward pass may compute much again.
+    Only the forward pass: `Attention.flops` counts no other, and a backward pass may recompute much.
     """
 
     name: ClassVar[str] = "roofline"
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """One sample of the forward pass and one of each peak per round.
+        """One sample of the forward pass and of each peak per round.
 
         Returns:
             As `time_in_rounds` with peaks, and `{"flops": analytic forward FLOPs, "bytes": compulsory, "features": d or
@@ -150,7 +150,7 @@ class Roofline(Sized, TimedInRounds):
 
     @classmethod
     def headline(cls, quantities: Sequence[Metric]) -> str:
-        """The share, what was reached of which ceiling, and which one it is; or why there is no share."""
+        """The share of the ceiling, the rate that was reached, and which ceiling limits; or why there is no share."""
         values = {one.metric: one.value for one in quantities}
         (share,) = (one for one in quantities if one.metric == "share")
         if share.verdict in roofline.BEYOND:
@@ -165,7 +165,7 @@ class Roofline(Sized, TimedInRounds):
 
 
 def _work(attention: Attention, inputs: Inputs) -> dict[str, int]:
-    """FLOPs of a forward pass, and the bytes that it must move: inputs, parameters and buffers in, the output out."""
+    """FLOPs of a forward pass, and bytes that it must move: inputs, parameters and buffers in, the output out."""
     query = inputs[0]
     moved = sum(x.nbytes for x in (*inputs, query)) + held_bytes(attention)
     return {"flops": analytic(attention, len(query), query.shape[2]), "bytes": moved}

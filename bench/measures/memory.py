@@ -30,17 +30,17 @@ class Memory(Benchmark):
     cell_per: ClassVar[str | None] = "passes"
 
     passes: list[str] = setting(
-        list(PASSES), "of which the peak is measured; each makes a cell", choices=PASSES, condition=False
+        list(PASSES), "passes whose peak memory is measured; each is a cell", choices=PASSES, condition=False
     )
     largest: str | None = setting(
-        None, "look for the largest that fits, too", choices=("batch_size", "seq_len"), condition=False
+        None, "also search for the largest size that fits", choices=("batch_size", "seq_len"), condition=False
     )
-    largest_limit: int = setting(65536, "where the search ends", minimum=1, condition=False)
+    largest_limit: int = setting(65536, "largest value that the search tries", minimum=1, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Peak bytes over what was allocated before the call: inputs and parameters are the baseline.
 
-        On a CPU the peak is the running sum of the allocator's own events, on a GPU the allocator's high-water mark.
+        On a CPU the peak is computed from the allocator's events, on a GPU it is the allocator's high-water mark.
 
         Returns:
             `{"passes": {name: {"peak_bytes", "baseline_bytes"}}, "method", "largest": None or {"axis", "value",
@@ -65,7 +65,7 @@ class Memory(Benchmark):
         return {"passes": passes, "method": METHODS[context.device.type], "largest": largest}
 
     def bisect(self, context: CellContext, axis: str) -> dict[str, Any]:
-        """As `largest_fitting`, from the cell's own size on, of random numbers; for the record."""
+        """`largest_fitting` for the record, starting from the cell's own size, on random numbers."""
         tried: dict[int, bool] = {}
 
         def fits(value: int) -> bool:
@@ -79,7 +79,7 @@ class Memory(Benchmark):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """Of each pass its `peak_memory` in bytes; `largest_batch_size` or `largest_seq_len` of the last one."""
+        """For each pass `peak_memory` in bytes; `largest_batch_size` or `largest_seq_len` for the last pass."""
         for name, peak in measurements["passes"].items():
             tracked = f"peak_mib.{name}"
             yield Metric("peak_memory", peak["peak_bytes"], "bytes", measured_pass=name, name=tracked, shown=MIB)
@@ -89,7 +89,7 @@ class Memory(Benchmark):
 
     @classmethod
     def headline(cls, quantities: Sequence[Metric]) -> str:
-        """The peak of each pass, and what is the largest that fits."""
+        """The peak of each pass, and the largest size that fits."""
         return ", ".join(
             f"{one.measured_pass} {one.text}" if one.metric == "peak_memory" else f"largest {one.unit} {one.value}"
             for one in quantities
@@ -97,9 +97,9 @@ class Memory(Benchmark):
 
 
 def run_at(context: CellContext, name: str, sizes: Mapping[str, int]) -> None:
-    """A pass of the cell's mechanism on random numbers, with another `batch_size` or `seq_len`.
+    """Run a pass of the cell's mechanism on random numbers, with another `batch_size` or `seq_len`.
 
-    They are drawn on the device in the cell's dtype: what fits there need not fit three times in the host's float32.
+    They are drawn on the device in the cell's dtype: the host may not have room for three such tensors in float32.
     """
     shape = [{**context.config, **sizes}[key] for key in ("batch_size", "num_heads", "seq_len", "head_dim")]
     attention = context.attention(max_seq_len=shape[2])
@@ -111,9 +111,9 @@ def run_at(context: CellContext, name: str, sizes: Mapping[str, int]) -> None:
 
 
 def largest_fitting(fits: Callable[[int], bool], first: int, limit: int) -> int:
-    """The largest size that fits, at most `limit`, exact up to 128 and to a 64th above it; 0 where none does.
+    """The largest size that fits, at most `limit`; exact up to 128, to 1/64 above that; 0 if none fits.
 
-    Doubles from `first` on until one does not fit, then bisects; asks of each size once.
+    Doubles from `first` on until a size does not fit, then bisects; tries each size once.
     """
     low, high = 0, first
     while high <= limit and fits(high):
@@ -126,8 +126,8 @@ def largest_fitting(fits: Callable[[int], bool], first: int, limit: int) -> int:
 
 
 def fits_in_memory(device: torch.device, call: Callable[[], Any]) -> bool:
-    """Whether a call has memory enough; frees what it allocated either way, and raises what is not about memory."""
-    # Leaving this frame, and with it the exception's, frees what a failed attempt had allocated.
+    """Whether a call has enough memory; frees what it allocated, and raises errors that are not about memory."""
+    # The memory of a failed attempt is freed when this frame, and with it the exception's, is left.
     try:
         call()
     except Exception as error:
@@ -142,9 +142,9 @@ def fits_in_memory(device: torch.device, call: Callable[[], Any]) -> bool:
 
 
 def peak_bytes(device: torch.device, call: Callable[[], Any]) -> tuple[int, Any]:
-    """The most that a call had allocated at once, over what there was before, and what it returned."""
+    """The largest number of bytes that a call allocated at once, over those before the call, and its result."""
     if device.type == "cuda":
-        # What libraries allocate once, such as the workspace of cuBLAS in autograd's own thread, is no call's.
+        # The first call allocates what libraries keep, such as cuBLAS's workspace in autograd's own thread.
         call()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""The peaks of a device: what it multiplies, copies and exponentiates at most, timed beside a mechanism."""
+"""The peaks of a device: its fastest matrix products, copies and exponentials, timed beside a mechanism."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -10,25 +10,25 @@ from torch import Tensor
 
 from bench.measures.timing import WARMUP_CALLS, Stopwatch, Timed
 
-# The first size whose call lasts so long is large enough: starting threads or kernels is no part of a peak.
+# The first size whose call takes this long is used, so that starting threads or kernels does not count.
 LEAST_NS = 5e5
 SIDES = (512, 1024, 2048, 4096, 8192)
-# Bytes. Faster memory has larger caches in front of it, and gets a larger copy.
+# In bytes. Faster memory has larger caches in front of it, and needs a larger copy.
 COPIED = (2**26, 2**27, 2**28)
-# Products that are measured beside those in the mechanism's own dtype.
+# Products that are measured besides those in the mechanism's own dtype.
 OTHER_PRODUCTS = {"cpu": ("float32",), "cuda": ("bfloat16", "float16", "tf32", "float32")}
-# They and their results stay in the cache of the thread's own core.
+# The numbers and their exponentials fit in the cache of the thread's core.
 EXPONENTIALS_PER_THREAD = 2**16
-# Of a GPU: numbers, and exponentials of each.
+# On a GPU: how many numbers, and how many exponentials of each.
 CHAINS, CHAINED = 2**20, 2**11
 
 
 @dataclass(eq=False)
 class Peak(Timed):
-    """A call of known work at which the device is at its fastest, as something to take the time of."""
+    """A call with known work that runs the device at its fastest, to be timed."""
 
     work: int
-    """FLOPs, bytes or exponentials of a call."""
+    """FLOPs, bytes or exponentials per call."""
     call: Callable[[], Tensor]
     calls_per_sample: int = 1
     samples: list[float] = field(default_factory=list)
@@ -39,9 +39,9 @@ class Peak(Timed):
 
 
 def product(side: int, kind: str, device: torch.device) -> Peak:
-    """A product of two square matrices of normal numbers of a dtype: 2 side^3 FLOPs.
+    """A product of two square matrices of normal numbers in a dtype: 2 side^3 FLOPs.
 
-    `tf32` are float32 matrices that a GPU rounds to TF32: 8 bits of exponent, 10 of mantissa.
+    With `tf32` the matrices are float32, and a GPU rounds them to TF32: 8 bits of exponent, 10 of mantissa.
     """
     dtype = torch.float32 if kind == "tf32" else getattr(torch, kind)
     left, right = (_normal((side, side), dtype, device, seed) for seed in (0, 1))
@@ -62,7 +62,7 @@ def product(side: int, kind: str, device: torch.device) -> Peak:
 
 
 def copy(size: int, device: torch.device) -> Peak:
-    """A copy of `size` bytes: as many are read as are written, and both count."""
+    """A copy of `size` bytes; bytes read and bytes written both count."""
     source = torch.arange(size // 4, dtype=torch.int32, device=device)
     target = torch.empty_like(source)
     return Peak(2 * size, lambda: target.copy_(source))
@@ -76,7 +76,7 @@ def exponentials(count: int, dtype: torch.dtype, device: torch.device) -> Peak:
 
 
 def chained_exponentials(device: torch.device) -> Peak:
-    """Exponentials in float32 of a GPU's special function units, of numbers in registers; needs Triton."""
+    """Float32 exponentials by a GPU's special function units, of numbers in registers; needs Triton."""
     from bench.measures.kernels.exponentials import exponentials
 
     out = torch.empty(CHAINS, device=device)
@@ -84,14 +84,14 @@ def chained_exponentials(device: torch.device) -> Peak:
 
 
 class Peaks:
-    """Those of the stopwatch's device, one sample of each beside every sample of a mechanism.
+    """The peaks of the stopwatch's device, with one sample of each beside every sample of a mechanism.
 
-    `gemm` (of the dtype, on a CPU without products of 16 bits of float32) and `copy`, which bound a mechanism by its
-    FLOPs and its bytes. With `every` also `exponentials`, and both in float32 where the dtype is another one:
-    `gemm_float32`, `exponentials_float32`. On a GPU also `gemm_bfloat16`, `gemm_float16` and `gemm_tf32`; its
-    exponentials are in float32 only, and need Triton.
+    `gemm` (in the mechanism's dtype, or float32 on a CPU without fast 16-bit products) and `copy` bound a mechanism by
+    its FLOPs and its bytes. With `every` also `exponentials`, and for dtypes other than float32 `gemm_float32` and
+    `exponentials_float32`. On a GPU also `gemm_bfloat16`, `gemm_float16` and `gemm_tf32`; its exponentials are in
+    float32 only, and need Triton.
 
-    Calls are repeated until a sample lasts `sample_ms`; at 0 it is one call.
+    Calls are repeated until a sample lasts `sample_ms`; with 0, a sample is one call.
     """
 
     def __init__(self, dtype: torch.dtype, sample_ms: float = 0.0, *, every: bool = False) -> None:
@@ -99,7 +99,7 @@ class Peaks:
         self.peaks: dict[str, Peak] = {}
 
     def prepare(self, stopwatch: Stopwatch) -> None:
-        """Make each as large as it has to be on a device that is warm already."""
+        """Choose each peak's size, on a device that is warm already."""
         own, device = str(self.dtype).removeprefix("torch."), stopwatch.device
         self.peaks["gemm"] = _fastest_product(own, stopwatch)
         self.peaks["copy"] = _long_enough((copy(size, device) for size in COPIED), stopwatch)
@@ -112,7 +112,7 @@ class Peaks:
                 one = exponentials(count, getattr(torch, name), device)
                 self.peaks["exponentials" if name == own else f"exponentials_{name}"] = _long_enough([one], stopwatch)
         elif self.every:
-            # Without Triton, or what it compiles with, there is one peak less.
+            # Without Triton or its compiler, this peak is left out.
             with contextlib.suppress(Exception):
                 chained = _long_enough([chained_exponentials(device)], stopwatch)
                 self.peaks["exponentials" if own == "float32" else "exponentials_float32"] = chained
@@ -120,18 +120,18 @@ class Peaks:
             peak.calls_per_sample = stopwatch.calibrate(peak, self.sample_ms, stopwatch.time(peak))
 
     def sample(self, stopwatch: Stopwatch) -> None:
-        """Take one sample of each."""
+        """Take one sample of each peak."""
         for peak in self.peaks.values():
             peak.samples.append(stopwatch.sample(peak, peak.calls_per_sample))
 
     def measured(self) -> dict[str, dict[str, Any]]:
-        """For the record, `{name: {"work": of a call, "samples": [ns per call], "calls_per_sample"}}`."""
+        """For the record: `{name: {"work": per call, "samples": [ns per call], "calls_per_sample"}}`."""
         keys = ("work", "samples", "calls_per_sample")
         return {name: {key: getattr(peak, key) for key in keys} for name, peak in self.peaks.items()}
 
 
 def _fastest_product(own: str, stopwatch: Stopwatch) -> Peak:
-    """Of the dtype; of float32 where a CPU lacks instructions for 16 bits and is slower: kernels widen there."""
+    """The fastest product in this dtype, or in float32 if that is faster: CPUs without 16-bit instructions widen."""
     kinds = [own, "float32"] if stopwatch.device.type == "cpu" and own in ("bfloat16", "float16") else [own]
     products = [_product(kind, stopwatch) for kind in kinds]
     return max(products, key=lambda each: each.work / stopwatch.time(each))
@@ -142,7 +142,7 @@ def _product(kind: str, stopwatch: Stopwatch) -> Peak:
 
 
 def _long_enough(peaks: Iterable[Peak], stopwatch: Stopwatch) -> Peak:
-    """The first of ascending ones whose call takes `LEAST_NS`, else the last; it has run before."""
+    """The first of ascending sizes whose call takes `LEAST_NS`, else the last; it has been warmed up."""
     for peak in peaks:
         if min(stopwatch.time(peak) for _ in range(WARMUP_CALLS)) >= LEAST_NS:
             break
@@ -150,6 +150,6 @@ def _long_enough(peaks: Iterable[Peak], stopwatch: Stopwatch) -> Peak:
 
 
 def _normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
-    # The process's own random state is watched by the correctness check.
+    # An own generator: the correctness check watches the process's random state.
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=dtype, device=device)

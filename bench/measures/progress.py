@@ -1,4 +1,4 @@
-"""How far a cell is: what the process that measures tells its parent now and then."""
+"""The progress of a cell, which the measuring process reports to its parent now and then."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from bench.records.metrics import Point
 
 @dataclass(frozen=True)
 class Progress:
-    """What the bar shows, the newest point of each curve of a training run, and the seconds of compiling kernels."""
+    """The bar's text, the newest point of each training curve, and seconds spent compiling kernels."""
 
     text: str = ""
     curves: dict[str, Point] = field(default_factory=dict)
     compiling_s: float = 0.0
 
     def encode(self) -> str:
-        """As `decode` reads it."""
+        """The text that `decode` reads."""
         return json.dumps([self.text, self.curves, self.compiling_s])
 
     @classmethod
     def decode(cls, encoded: str) -> Progress:
-        """Read what `encode` wrote, without values that are not finite.
+        """Read the output of `encode`, and drop values that are not finite.
 
         Raises:
-            ValueError, TypeError, AttributeError: it is not that, cut short perhaps.
+            ValueError, TypeError, AttributeError: the text is something else, or incomplete.
         """
         text, curves, compiling_s = json.loads(encoded)
         points = {str(name): Point(int(step), float(value)) for name, (step, value) in curves.items()}

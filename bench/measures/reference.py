@@ -1,4 +1,4 @@
-"""What a mechanism's output and gradients should be: some rows of them, by its reference implementation in float64."""
+"""The correct output and gradients of a mechanism: some rows, by its reference implementation in float64."""
 
 import contextlib
 import resource
@@ -13,19 +13,19 @@ from bench.common.errors import IncorrectError, NonFiniteError
 from bench.inputs.base import NAMES, Inputs
 from bench.measures.timing import Result
 
-# Where rounding decides which rows or columns are computed, this share of what is compared has to agree.
+# If rounding decides which rows or columns are computed, this share of the compared values must agree.
 DATA_DEPENDENT_SHARE = 0.75
-# One column or row drawn otherwise, of many, is this many times rounding.
+# If one of many columns or rows is drawn differently, the error is this many times that of rounding.
 OTHER_DRAWS = 3
-# Errors of gradients are relative to their norm, or to this share of the norm of the values' gradient if that is more.
+# Errors of gradients are relative to their norm, or to this share of the norm of the values' gradient if larger.
 LEAST_PARAMETER_GRADIENT = 5e-2
-# A gradient of zeros is off by 1: whatever the degree, less than that is allowed.
+# A gradient of zeros has error 1, so the allowed error stays below that for every degree.
 LARGEST_GRADIENT_ERROR = 0.45
-# Where weights cancel (`AttentionInfo.cancels`), a row that sees this many keys is as far off again as one of many.
+# If weights cancel (`AttentionInfo.cancels`), a row that sees this many keys may have twice the usual error.
 CANCELLING_KEYS = 64
 
 
-# Relative errors that rounding explains: of a row of the output, and of the gradient of a head.
+# Relative errors that rounding explains: of a row of the output, and of a head's gradient.
 TOLERANCES = {
     torch.float64: (1e-11, 1e-10),
     torch.float32: (5e-5, 5e-4),
@@ -35,25 +35,25 @@ TOLERANCES = {
 
 
 class Probe(NamedTuple):
-    """Which rows are compared: each of some positions of each of some batch items, in all heads."""
+    """The rows that are compared: some positions of some batch items, in all heads."""
 
     items: Tensor
     positions: Tensor
 
     def of_items(self, x: Tensor) -> Tensor:
-        """The items of `(batch, ...)`."""
+        """Select the probe's items of `(batch, ...)`."""
         return x[self.items.to(x.device)]
 
     def of_rows(self, x: Tensor) -> Tensor:
-        """The rows of `(batch, heads, n, h)`: `(items, heads, positions, h)`."""
+        """Select the probe's rows of `(batch, heads, n, h)`: `(items, heads, positions, h)`."""
         return self.of_items(x)[:, :, self.positions.to(x.device)]
 
     def gradient(self, like: Tensor, generator: torch.Generator, *, few_keys_cancel: bool) -> Tensor:
-        """A random output gradient shaped like `(batch, heads, n, h)`, faint but for the rows of the probe.
+        """A random output gradient of shape `(batch, heads, n, h)`, tiny except in the probe's rows.
 
-        What is timed is dense, yet of a sum over all rows the others do not reach the digits that are compared. With
-        `few_keys_cancel`, rows that see few keys count little: where all of a row's weights cancel, its gradient is
-        larger than that of all other rows, and wholly rounding.
+        So the timed gradient is dense, but the other rows do not affect the compared digits of sums over all rows. With
+        `few_keys_cancel`, rows that see few keys get small weights: if all weights of a row cancel, its gradient is
+        larger than that of all other rows, and only rounding.
         """
         faint = 2.0**-50 if like.dtype == torch.float64 else 2.0**-30
         gradient = torch.randn(like.shape, generator=generator) * faint
@@ -65,9 +65,9 @@ class Probe(NamedTuple):
 
 
 class Reference:
-    """The reference implementation of a mechanism in float64 (or the widest dtype that it takes), on the CPU.
+    """The reference implementation of a mechanism in float64 (or its widest dtype), on the CPU.
 
-    `reference` is of the same configuration with `impl="reference"`; it takes over the state of `attention`.
+    `reference` has the same configuration with `impl="reference"`; it gets the weights and buffers of `attention`.
     """
 
     def __init__(self, attention: Attention, reference: Attention, *, with_gradients: bool) -> None:
@@ -78,10 +78,10 @@ class Reference:
         self.with_gradients = with_gradients
 
     def tolerance(self, dtype: torch.dtype, seq_len: int) -> dict[str, float]:
-        """Of `output` and `gradient`: by dtype, degree of the weights, and whether draws may differ a little.
+        """Allowed errors of `output` and `gradient`, from the dtype, the weights' degree and data-dependent draws.
 
-        A degree is as many rounded factors, in the output partly averaged out. Gradients of a head are compared whole:
-        where weights cancel, a short sequence has no rows of many keys that would outweigh those of few.
+        The degree is the number of rounded factors; in the output their errors partly average out. A head's gradient is
+        compared as a whole: in a short sequence, no rows with many keys outweigh those where weights cancel.
         """
         output, gradient = TOLERANCES[dtype]
         degree, draws = self.attention.weight_degree, OTHER_DRAWS if self.attention.info.data_dependent else 1
@@ -90,7 +90,7 @@ class Reference:
         return {"output": output * degree**0.5 * draws, "gradient": gradient}
 
     def _cancelling(self, visible: Tensor) -> Tensor:
-        """How many times the usual error is allowed to a row that sees so many keys."""
+        """The factor on the allowed error of a row that sees `visible` keys."""
         return 1 + CANCELLING_KEYS / visible if self.attention.info.cancels else torch.ones_like(visible)
 
     def results(self, inputs: Inputs, probe: Probe, gradient: Tensor) -> tuple[Tensor, ...]:
@@ -111,17 +111,17 @@ class Reference:
     ) -> dict[str, float]:
         """The largest relative errors: `output` of a row, `gradient` of a head of query, key, value or a parameter.
 
-        Beside these, which are judged, those that papers state: `output_whole` of all rows together, `gradient_whole`
-        of all of query, key, value or a parameter.
+        These are judged. Papers report others, which are returned too: `output_whole` of all rows together,
+        `gradient_whole` of all of query, key, value or a parameter.
 
         Args:
-            what: the mechanism and the pass, for the reason.
-            result: of a `Pass`, where its inputs had this `value`.
+            what: the mechanism and the pass, for the message.
+            result: of a `Pass` with this `value` as input.
             expected: from `results`, for the same `probe`.
 
         Raises:
-            IncorrectError: one of them is larger than rounding explains.
-            NonFiniteError: there is NaN or infinity in the result, in whatever row.
+            IncorrectError: an error is larger than rounding explains.
+            NonFiniteError: any row of the result has NaN or infinity.
         """
         out, *gradients = result
         _require_like(out, value, what)
@@ -148,13 +148,13 @@ class Reference:
         return worst
 
     def _least(self, probe: Probe, value: Tensor) -> Tensor:
-        """The norms of the rows if they were means of independent values: where less is left, errors are not less."""
+        """The norms of rows that are means of independent values: errors of smaller rows are relative to these."""
         size = probe.of_items(value).double().cpu().square().sum(-1).mean(-1).sqrt()
         visible = probe.positions + 1 if self.attention.causal else torch.tensor([value.shape[2]])
         return size[..., None] / visible.sqrt() * self._cancelling(visible)
 
     def _worst(self, what: str, errors: Tensor, allowed: float, probe: Probe) -> float:
-        """The largest error, or the one that most are below where draws depend on the data."""
+        """The largest error; if draws depend on the data, the one that most errors are below."""
         share = DATA_DEPENDENT_SHARE if self.attention.info.data_dependent else 1.0
         worst = float(errors.flatten().sort().values[max(0, int(share * errors.numel()) - 1)])
         if not worst <= allowed:
@@ -176,7 +176,7 @@ def require_finite(out: Tensor, what: str) -> None:
 
 
 def _require_like(out: object, value: Tensor, what: str) -> None:
-    """Raise `IncorrectError` unless an output is a tensor like the values."""
+    """Raise `IncorrectError` unless an output is a tensor of the values' shape, dtype and device."""
     if not isinstance(out, Tensor):
         raise IncorrectError(f"{what}: output is {type(out).__name__}, must be a tensor")
     if (out.shape, out.dtype, out.device) != (value.shape, value.dtype, value.device):
@@ -185,7 +185,7 @@ def _require_like(out: object, value: Tensor, what: str) -> None:
 
 
 def _relative_errors(actual: Tensor, expected: Tensor, dims: int, least: Tensor | float = 0.0) -> Tensor:
-    """`|actual - expected| / max(|expected|, least)`, norms over the last `dims` dimensions."""
+    """`|actual - expected| / max(|expected|, least)`, with norms over the last `dims` dimensions."""
     over = tuple(range(expected.ndim - dims, expected.ndim))
     expected = expected.double()
     scale = torch.linalg.vector_norm(expected, dim=over)
@@ -195,7 +195,7 @@ def _relative_errors(actual: Tensor, expected: Tensor, dims: int, least: Tensor 
 
 @contextlib.contextmanager
 def unlimited_memory() -> Iterator[None]:
-    """Without the limit on this process's memory: what the check takes is not the cell's."""
+    """Lift the limit on this process's memory: the check's memory does not count for the cell."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:

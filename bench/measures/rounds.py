@@ -1,8 +1,8 @@
-"""Samples taken in rounds, one of each in turn and in alternating order: drift of the machine hits all alike.
+"""Takes samples in rounds, one of each mechanism in alternating order, so that drift affects all equally.
 
-Those of mechanisms and passes beside one another, and those of one call on a GPU in three ways, with a cold L2 cache.
-`queued`: the launches are all in the GPU's queue before the first one begins. `eager`: what a caller sees who waits for
-the device before and after. `replay`: from a CUDA graph, without a host that launches kernel after kernel.
+A GPU pass can also be timed in three ways, with a cold L2 cache. `queued`: all launches are in the GPU's queue before
+the first one begins. `eager`: what a caller measures who waits for the device before and after. `replay`: from a CUDA
+graph, without the host launching kernel after kernel.
 """
 
 import math
@@ -22,7 +22,7 @@ from bench.measures.peaks import Peaks
 from bench.measures.timing import WARMUP_CALLS, Launches, Pass, Stopwatch, Timed, calls_lasting
 from bench.records.metrics import Metric
 
-# A call that takes so little of its caller's time waits for the host.
+# A call is launch-bound if the device needs less than this share of the time that an eager caller waits.
 LAUNCH_BOUND = 0.8
 
 Each = TypeVar("Each")
@@ -30,19 +30,19 @@ Each = TypeVar("Each")
 
 @dataclass
 class TimedInRounds(Benchmark):
-    """A benchmark whose samples are times, one of each round."""
+    """A benchmark whose samples are times, one per round."""
 
     timed: ClassVar[bool] = True
     replicates: ClassVar[str] = "rounds"
 
     min_sample_ms: float = setting(
-        20.0, "shortest sample: calls are repeated until it lasts so long", minimum=0, condition=False
+        20.0, "shortest sample in ms: calls are repeated until it lasts this long", minimum=0, condition=False
     )
 
 
 @dataclass
 class Comparing(TimedInRounds):
-    """A benchmark that takes one sample of every mechanism of the sweep per round; the first is the baseline."""
+    """A benchmark with one sample of every mechanism of the sweep per round; the first one is the baseline."""
 
     compares: ClassVar[bool] = True
 
@@ -57,7 +57,7 @@ class Comparing(TimedInRounds):
 
 
 def in_turn(each: Iterable[Each], done: int) -> list[Each]:
-    """All in the order of a round; every second round is backwards."""
+    """All items in the order of a round; every second round is reversed."""
     return list(each)[:: -1 if done % 2 else 1]
 
 
@@ -70,16 +70,16 @@ def time_in_rounds(
 ) -> dict[str, dict[str, Any]]:
     """Time passes of mechanisms that were checked before; their first and last results are checked here.
 
-    `checks` and `passes` are by label: mechanisms that share their inputs share a check, and what has none is not
-    checked. Each sample lasts `min_sample_ms` at least. Peaks are sampled in every round of the `repeats`, too.
+    `checks` and `passes` are by label: mechanisms that share their inputs share a check, and a label without a check is
+    not checked. Each sample lasts at least `min_sample_ms`. Peaks are sampled in each of the `repeats` rounds.
 
     Returns:
         By label `{"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method", "cache"}`; a sample is
-        nanoseconds per call, the mean over `calls_per_sample` of them. With peaks also `"ceilings"`, as
-        `Peaks.measured`; on a GPU also what `Stopwatch.launched` says.
+        nanoseconds per call, the mean over `calls_per_sample` calls. With peaks also `"ceilings"`, as
+        `Peaks.measured`; on a GPU also the result of `Stopwatch.launched`.
 
     Raises:
-        IncorrectError: a result is wrong, or the last one is not the first.
+        IncorrectError: a result is wrong, or the last result differs from the first.
     """
     stopwatch, rounds = Stopwatch(context.device), context.config["repeats"]
     context.enter("warmup")
@@ -117,11 +117,11 @@ def _sampled(stopwatch: Stopwatch, one: Timed, samples: list[float], calls: int)
 
 
 def compared(timings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What `time_in_rounds` gave as the record of a comparison has it, of which the first label is the baseline.
+    """Convert the result of `time_in_rounds` to a comparison's record; the first label is the baseline.
 
     Returns:
         `{"labels": [baseline, ...], "samples": {label: [ns per call, one per round]}, "calls_per_sample": {label:
-        calls}, "method", "cache"}`; on a GPU by label also what `Stopwatch.launched` says.
+        calls}, "method", "cache"}`; on a GPU also the values of `Stopwatch.launched`, by label.
     """
     one = next(iter(timings.values()))
     keys = [key for key in ("samples", "calls_per_sample", *Launches._fields) if key in one]
@@ -131,13 +131,13 @@ def compared(timings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Replay(Timed):
-    """A pass captured in a graph, as something to take the time of."""
+    """A pass captured in a CUDA graph, to be timed."""
 
     def __init__(self, measured: Pass) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        # What is allocated or compiled at the first calls cannot be captured, nor can what waits for the device: a
-        # capture that fails leaves PyTorch in a state of which it promises nothing.
+        # Allocation and compilation in the first calls cannot be captured, nor can waiting for the device. PyTorch
+        # gives no guarantee about its state after a failed capture, so such passes are found first.
         with torch.cuda.stream(side):
             measured.run_unprepared()
             before = torch.cuda.get_sync_debug_mode()
@@ -154,20 +154,20 @@ class Replay(Timed):
         torch.cuda.synchronize()
 
     def run(self, prepared: None = None) -> None:
-        """The replay."""
+        """Replay the graph."""
         self.graph.replay()
 
 
 def in_three_ways(device: torch.device, measured: Pass, rounds: int, min_sample_ms: float) -> dict[str, Any]:
-    """Time a warm pass in each way that there is, after all else: a capture that fails may leave its mark.
+    """Time a warm pass in each way that works. Call it last, since a failed capture may leave side effects.
 
-    A backward pass alone is not captured, because its graph would hold the forward pass too. What was measured before
-    is measured: where something fails here there are no `"ways"`, and `"no_replay"` says why.
+    A backward pass alone is not captured, because its graph would also need the forward pass. An error here does not
+    affect earlier measurements: the result then has no `"ways"`, and `"no_replay"` is the reason.
 
     Returns:
-        `{"replay_ns": median of the replays in nanoseconds, "launch_bound": whether the device takes far less than an
-        eager caller waits, "ways": {way: {"samples": [ns per call], "calls_per_sample", "method", "cache", ...}},
-        "no_replay": None or why there is none}`; on a CPU the first two, which are None.
+        `{"replay_ns": median of the replays in nanoseconds, "launch_bound": whether the device needs much less time
+        than an eager caller waits, "ways": {way: {"samples": [ns per call], "calls_per_sample", "method", "cache",
+        ...}}, "no_replay": None or why there is none}`; on a CPU only the first two, both None.
     """
     nothing: dict[str, Any] = {"replay_ns": None, "launch_bound": None}
     if device.type != "cuda":
@@ -187,7 +187,7 @@ def _in_three_ways(device: torch.device, measured: Pass, rounds: int, min_sample
     else:
         try:
             ways["replay"] = queued, Replay(measured)
-        except Exception as error:  # PyTorch refuses a capture by errors of many classes
+        except Exception as error:  # PyTorch raises many classes of errors for a failed capture
             no_replay = f"{type(error).__name__}: {one_line(error)}"
     calls = {}
     for way, (stopwatch, one) in ways.items():

@@ -20,8 +20,8 @@ from bench.measures.context import CellContext, redraws
 from bench.measures.reference import require_finite
 from bench.records.metrics import Metric, by_sequence, root_of_mean_square
 
-ROWS_AT_ONCE = 512  # of an n x n matrix
-EXPLICIT_ROWS = 8  # whose r^2 features are formed
+ROWS_AT_ONCE = 512  # rows of an n x n matrix at once
+EXPLICIT_ROWS = 8  # rows whose r^2 features are computed
 
 
 @register
@@ -31,7 +31,7 @@ class SketchError(Sized):
 
     name: ClassVar[str] = "sketch_error"
     axis: ClassVar[str] = "features"
-    # The theorems are about the draws, whatever the inputs are: sequences and heads are given.
+    # The theorems hold over draws for any inputs, so sequences and heads count as fixed.
     replicates: ClassVar[str] = "draws"
 
     def measure(self, context: CellContext) -> dict[str, Any]:
@@ -42,13 +42,13 @@ class SketchError(Sized):
         Returns:
             Lists over the trials of `redraws` of lists over heads:
             `kernel_error` `||phi'(Q) phi'(K)^T - (Q K^T)^p||_F / (||Q^{(x)p}||_F ||K^{(x)p}||_F)` (Theorem 1.1);
-            `sketch_error` the same of L, R and p/2 (Theorem 2.2); `smallest_weight` the smallest
-            `<phi'(q), phi'(k)> / (|phi'(q)| |phi'(k)|)` of the first positions, by way of the r^2 features;
-            `negative_share` the share of negative weights there if the sketch were not tensored with itself but of
-            degree p (None for a learned sketch and degree 2).
-            Lists over sequences of lists over heads, None but for a Gaussian sketch of degree 4: `kernel_expected` and
-            `sketch_expected`, the root of the expected square of the errors, in closed form.
-            `features`: r, None for degree 2. `sequences`: how many.
+            `sketch_error`, the same for L, R and p/2 (Theorem 2.2); `smallest_weight`, the smallest
+            `<phi'(q), phi'(k)> / (|phi'(q)| |phi'(k)|)` at the first positions, computed from the r^2 features;
+            `negative_share`, the share of negative weights there with a sketch of degree p instead of one of degree p/2
+            tensored with itself (None for a learned sketch and for degree 2).
+            Lists over sequences of lists over heads, None except for a Gaussian sketch of degree 4: `kernel_expected`
+            and `sketch_expected`, the root of the expected squared errors, in closed form.
+            `features`: r, None for degree 2. `sequences`: their number.
 
         Raises:
             UnsupportedError: the mechanism sketches no polynomial.
@@ -78,15 +78,15 @@ class SketchError(Sized):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """Root mean squares of `kernel_error` and `sketch_error` with intervals over draws, and what is expected.
+        """Root mean squares of `kernel_error` and `sketch_error` with intervals over draws, and the expected values.
 
-        Also the `smallest_weight` and the `negative_share` of all trials and heads.
+        Also the `smallest_weight` and the `negative_share` over all trials and heads.
         """
         for which in ("kernel", "sketch"):
             samples = by_sequence(measurements[f"{which}_error"], measurements["sequences"]).swapaxes(0, 1)
             yield root_of_mean_square(f"{which}_error", samples, name=f"sketch_error.{which}")
         for which in ("kernel", "sketch"):
-            # What is expected given the inputs has no error.
+            # The expected values are exact for these inputs, so they have no interval.
             if (expected := measurements[f"{which}_expected"]) is not None:
                 value = float(np.sqrt(np.square(expected).mean()))
                 tracked = f"sketch_error.{which}_expected"
@@ -98,7 +98,7 @@ class SketchError(Sized):
 
     @classmethod
     def headline(cls, quantities: Sequence[Metric]) -> str:
-        """The error of the weights beside what is expected, that of the sketch before squaring, the smallest weight."""
+        """The weights' error and its expected value, the sketch's error before squaring, and the smallest weight."""
         by_metric = {one.metric: one for one in quantities}
         error = by_metric["kernel_error"]
         interval = f" ± {error.high - error.value:.2g}" if math.isfinite(error.high) else ""
@@ -111,11 +111,11 @@ class SketchError(Sized):
 
 
 def _errors(attention: Polysketch, q: Tensor, k: Tensor, *, with_expected: bool) -> dict[str, Tensor]:
-    """Theorems 1.1 and 2.2 for one sequence `(1, heads, n, h)`, and what is expected; each `(heads,)`."""
+    """Errors of Theorems 1.1 and 2.2 for one sequence `(1, heads, n, h)`, and expected ones; each `(heads,)`."""
     left, right = attention.sketch(q)[0], attention.sketch(k)[0]
     degrees = {"kernel": attention.degree, "sketch": attention.degree // 2}
     sums: dict[str, Tensor] = defaultdict(lambda: q.new_zeros(q.shape[1]))
-    # Some rows of a head at once: n x n matrices of all heads are large.
+    # Some rows of a head at once, since n x n matrices of all heads are large.
     for head, start in itertools.product(range(q.shape[1]), range(0, q.shape[2], ROWS_AT_ONCE)):
         rows = slice(start, start + ROWS_AT_ONCE)
         inner, product = q[0, head, rows] @ k[0, head].T, left[head, rows] @ right[head].T
@@ -132,10 +132,10 @@ def _errors(attention: Polysketch, q: Tensor, k: Tensor, *, with_expected: bool)
 
 
 def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
-    """Theorem 1.1 (1) through the features phi', and the negative weights that it avoids; each `(heads,)`."""
+    """Theorem 1.1 (1) from the features phi', and the negative weights that it avoids; each `(heads,)`."""
     q, k = q[:, :, :EXPLICIT_ROWS], k[:, :, :EXPLICIT_ROWS]
     left, right = (F.normalize(attention.sketch(x)[0], dim=-1) for x in (q, k))
-    # Head by head: r^2 features of all of them are many.
+    # Head by head, since r^2 features of all heads are large.
     weights = torch.stack([expand(a, 2) @ expand(b, 2).T for a, b in zip(left, right, strict=True)])
     signs = {"smallest_weight": weights.amin((1, 2))}
     if isinstance(attention.sketch, RandomSketch):
@@ -149,8 +149,8 @@ def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
 def expected_squares(inner: Tensor, norms: Tensor, r: int) -> tuple[Tensor, Tensor]:
     """`E(<L, R>^2 - c^4)^2` and `E(<L, R> - c^2)^2` of a Gaussian sketch of degree 2 with r columns.
 
-    `<L, R>` is the mean of r independent products of two independent `y = <q, g> <k, g>`, so that its moments follow
-    from those of y: `E y^t` of a pair of normal variables with variances |q|^2, |k|^2 and covariance c (Isserlis).
+    `<L, R>` is the mean of r independent products of two independent `y = <q, g> <k, g>`, so its moments follow from
+    those of y: `E y^t` of a pair of normal variables with variances |q|^2, |k|^2 and covariance c (Isserlis).
     `inner` has `c = <q, k>`, `norms` has `|q|^2 |k|^2`, of any shape.
     """
     c2 = inner.square()

@@ -22,21 +22,21 @@ class SpectralNorm(Sized):
     name: ClassVar[str] = "spectral_norm"
     axis: ClassVar[str] = "features"
     headline_format: ClassVar[str] = "error {absolute}, relative {relative}"
-    # Each has draws of its own; heads are the model's, and the same in all.
+    # Each sequence has its own draws; heads belong to the model and are the same in all sequences.
     replicates: ClassVar[str] = "sequences"
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Spectral norms of the errors, head by head, for every sequence and every redraw of the mechanism.
 
-        BV is the output of the exact function that the mechanism approximates, R the mechanism's own.
+        BV is the output of the exact function that the mechanism approximates, R the mechanism's own output.
 
         Returns:
-            `features`: the size d of the mechanism, None where it has none. `reference`: the exact function.
-            `sequences`: how many. `absolute` `||BV - R||_2`, `exact_norm` `||BV||_2` and `relative`, their ratio: lists
-            over the trials of `redraws` of lists over heads.
+            `features`: the mechanism's size d, None if it has none. `reference`: the exact function. `sequences`: their
+            number. `absolute` `||BV - R||_2`, `exact_norm` `||BV||_2` and `relative`, their ratio: lists over the
+            trials of `redraws` of lists over heads.
 
         Raises:
-            UnsupportedError: the mechanism approximates nothing.
+            UnsupportedError: the mechanism approximates no other function.
             NonFiniteError: NaN or infinity in an output or a norm.
         """
         attention = context.attention()
@@ -75,11 +75,11 @@ class SpectralNorm(Sized):
 def spectral_norm(name: str, matrices: Tensor) -> Tensor:
     """The largest singular value of each `(n, h)` matrix of `(1, heads, n, h)`, float64: `(heads,)`.
 
-    By the eigenvalues of its h x h Gram matrix, which has the same one squared: a fraction of the work of a singular
-    value decomposition where n is larger than h, and as good for the largest. Scaled, so that no square underflows.
+    Computed as the root of the largest eigenvalue of the h x h Gram matrix: much cheaper than a singular value
+    decomposition if n is larger than h, and as accurate for the largest value. Scaled, so that no square underflows.
 
     Raises:
-        NonFiniteError: NaN or infinity among the entries, which decompositions turn into believable numbers.
+        NonFiniteError: NaN or infinity among the entries, which decompositions turn into plausible numbers.
     """
     require_finite(matrices, name)
     scale = matrices[0].abs().amax((1, 2))

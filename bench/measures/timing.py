@@ -1,4 +1,4 @@
-"""Time of one call, as raw samples, taken in rounds that alternate between what is compared."""
+"""Times one call on a CPU or GPU, as raw samples."""
 
 import statistics
 import time
@@ -13,27 +13,27 @@ Result = tuple[Tensor | None, ...]
 
 MAX_CALLS_PER_SAMPLE = 1000
 WARMUP_CALLS = 2
-# A GPU takes this long from idle clocks to those it keeps.
+# How long a GPU needs to get from idle clocks to its final ones.
 WARMUP_S = {"cpu": 0.0, "cuda": 0.5}
-# After something else had the device, a call takes this long to be as fast as it was; in a long one nobody sees it.
+# After other work on the device, calls take this long to be as fast as before; long calls do not show it.
 REWARM_NS, LONG_CALL_NS = 3e6, 2e7
-# A GPU sleeps so much longer than the host takes to launch a call, so that it finds all of it in its queue.
+# A GPU sleeps this many times longer than the host takes to launch a call, so that the whole call is in its queue.
 HEAD_START = 2.0
-# What it sleeps before that is known, and at most: its queue holds about 1,000 launches, and a longer sleep no more.
+# The sleep before the launch time is known, and the longest sleep: the queue holds only about 1,000 launches.
 FIRST_HEAD_START_NS, LONGEST_HEAD_START_NS = 5e4, 5e7
-# A sleep is counted in cycles, of which the GPUs that the zoo is for have no more.
+# A sleep is counted in clock cycles; the GPUs that the suite is for have at most this many.
 CYCLES_PER_NS = 2
-# Calls whose median says how long the host takes.
+# The launch time is the median of this many calls.
 LAUNCHED_CALLS = 3
 
 
 class Timed:
-    """What a stopwatch takes the time of: `run`, on what `prepare` made."""
+    """Something to time: `run`, on what `prepare` returned."""
 
     name = ""
 
     def prepare(self) -> Any:
-        """What `run` needs and what is not timed."""
+        """Return what `run` needs; not timed."""
 
     def run(self, prepared: Any) -> Any:
         """The timed call."""
@@ -43,8 +43,8 @@ class Timed:
 class Pass(Timed):
     """One pass of a mechanism.
 
-    `forward` runs without autograd, `backward` on a graph that `prepare` made, `forward_backward` both. Gradients of
-    `gradient`, which is random where it is None, go to the inputs and to the mechanism's parameters.
+    `forward` runs without autograd, `backward` on a graph that `prepare` built, `forward_backward` runs both. The
+    output's gradient is `gradient`, None: random; inputs and the mechanism's parameters get gradients.
     """
 
     def __init__(self, name: str, attention: torch.nn.Module, inputs: Inputs, gradient: Tensor | None = None) -> None:
@@ -57,11 +57,11 @@ class Pass(Timed):
         self.gradient = gradient
 
     def prepare(self) -> Tensor | None:
-        """The output with its graph for `backward`."""
+        """The output with its graph, for `backward`."""
         return self.attention(*self.inputs) if self.name == "backward" else None
 
     def run(self, prepared: Tensor | None) -> Result:
-        """The timed call: the output, and but for `forward` the gradient of each leaf, None where it has none."""
+        """The timed call: returns the output and, except for `forward`, each leaf's gradient (None if it has none)."""
         if self.name == "forward":
             with torch.no_grad():
                 return (self.attention(*self.inputs),)
@@ -69,27 +69,27 @@ class Pass(Timed):
         return (out.detach(), *torch.autograd.grad(out, self.leaves, self.gradient, allow_unused=True))
 
     def run_unprepared(self) -> Result:
-        """The whole pass, with what is otherwise not timed."""
+        """The whole pass, including the untimed part."""
         return self.run(self.prepare())
 
 
 class Launches(NamedTuple):
-    """How the calls of one thing reach a GPU."""
+    """How the launches of a call reach a GPU."""
 
     host_ns: float
-    """What the host takes to launch one, the queue being empty."""
+    """Time that the host takes to launch a call into an empty queue."""
     head_start_ns: float
-    """What the GPU sleeps before it begins."""
+    """How long the GPU sleeps before it begins."""
     queued: list[bool]
-    """Of each sampled one, whether its launches were all queued before the first began: no time of the host in it."""
+    """For each sampled call: whether all launches were queued before the first began, so no host time is included."""
 
 
 class Stopwatch:
-    """Times calls on a device: by the clock on a CPU, by events with a cold L2 cache on a GPU.
+    """Times calls on a device: with the clock on a CPU, with events and a cold L2 cache on a GPU.
 
-    The events stand in a queue behind a sleep that lasts until all launches of the call are in it (`Launches`), so that
-    they say what the GPU takes. `eager` is what a caller sees on a GPU instead: the clock's time from an idle device to
-    an idle device. `result` is what the last call returned.
+    The events are queued behind a sleep that lasts until all launches of the call are queued (`Launches`), so they
+    measure the GPU's time only. With `eager`, a GPU is timed as a caller sees it: by the clock, from an idle device to
+    an idle device. `result` is the result of the last call.
     """
 
     def __init__(self, device: torch.device, *, eager: bool = False) -> None:
@@ -104,14 +104,14 @@ class Stopwatch:
 
     @property
     def method(self) -> dict[str, str]:
-        """How a sample was taken, for the record."""
+        """How samples are taken, for the record."""
         if self.flush is None:
             return {"method": "perf_counter", "cache": "warm"}
         return {"method": "perf_counter" if self.eager else "cuda_event", "cache": "cold"}
 
     def time(self, measured: Timed) -> float:
         """Nanoseconds of one call."""
-        # Freed first, so that a call finds the memory as its predecessor did.
+        # Freed first, so that each call finds the memory in the same state.
         self.result = None
         prepared = measured.prepare()
         if self.flush is not None:
@@ -139,7 +139,7 @@ class Stopwatch:
         return begin.elapsed_time(end) * 1e6
 
     def note_launches(self, measured: Timed) -> None:
-        """Find out how long the host takes to launch a call, so that a GPU is given that much of a head start."""
+        """Measure how long the host takes to launch a call, which sets the length of the GPU's sleep."""
         if self.flush is None or self.eager:
             return
         times = []
@@ -156,15 +156,15 @@ class Stopwatch:
         self.launches[measured] = Launches(host_ns, head_start_ns, [])
 
     def launched(self, measured: Timed) -> dict[str, float]:
-        """Its `Launches` for the record, `queued` being the share of the calls; nothing where that is not asked."""
+        """The `Launches` for the record, with `queued` as the share of calls; empty if they were not measured."""
         if (known := self.launches.get(measured)) is None:
             return {}
         return {**known._asdict(), "queued": sum(known.queued) / max(1, len(known.queued))}
 
     def calibrate(self, measured: Timed, min_sample_ms: float, fastest_ns: float) -> int:
-        """Call until the device is warm, and return how many calls make a sample last `min_sample_ms`.
+        """Warm the device up, and return how many calls make a sample last `min_sample_ms`.
 
-        `fastest_ns` is the time of the fastest of the calls before, `WARMUP_CALLS` at least.
+        `fastest_ns` is the fastest time among earlier calls, of which there were at least `WARMUP_CALLS`.
         """
         end = time.monotonic() + WARMUP_S[self.device.type]
         while time.monotonic() < end:
@@ -173,13 +173,13 @@ class Stopwatch:
         return calls_lasting(min_sample_ms, fastest_ns)
 
     def rewarm(self, measured: Timed, fastest_ns: float) -> None:
-        """Call, untimed, until what other work put out of a cache is back in it; a cold one has nothing to lose."""
+        """Repeat the call, untimed, until caches are warm again after other work; does nothing with a cold cache."""
         end = time.perf_counter_ns() + REWARM_NS
         while self.flush is None and fastest_ns < LONG_CALL_NS and time.perf_counter_ns() < end:
             self.time(measured)
 
     def sample(self, measured: Timed, calls: int) -> float:
-        """Nanoseconds per call, the mean over `calls` calls."""
+        """Nanoseconds per call, as the mean over `calls` calls."""
         known, total = self.launches.get(measured), 0.0
         for _ in range(calls):
             total += self.time(measured)
@@ -189,5 +189,5 @@ class Stopwatch:
 
 
 def calls_lasting(min_sample_ms: float, fastest_ns: float) -> int:
-    """How many calls make a sample last `min_sample_ms`, if none is faster than `fastest_ns`."""
+    """How many calls make a sample last `min_sample_ms`, if the fastest call takes `fastest_ns`."""
     return max(1, min(MAX_CALLS_PER_SAMPLE, int(-(-min_sample_ms * 1e6 // fastest_ns))))

@@ -67,7 +67,7 @@ class Train(Benchmark):
             context.enter("measure")
             self._train(context, trainer, None if trainer.world.rank else keep)
             examples = trainer.settings.test_examples
-            tested_step = trainer.choose()
+            tested_step = trainer.load_best_weights()
             test = trainer.evaluate("test", examples) | {"step": tested_step}
             test["loss_by_position"] = _drawn(test["loss_by_position"])
             more = {"branches": _without_branches(trainer), "longer": _at_other_lengths(context, trainer)}

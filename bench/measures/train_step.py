@@ -1,4 +1,4 @@
-"""Training steps of whole models: what one takes, several in interleaved rounds, and the largest that fits."""
+"""Training steps of whole models: time and memory of a step, comparisons in rounds, and the largest batch that fits."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ GIB = 2**30
 @register
 @dataclass
 class TrainStep(TimedInRounds):
-    """Steps per second and peak memory of a whole model, and what forward, backward and optimiser take of it."""
+    """Steps per second and peak memory of a whole model, and the times of forward, backward and optimizer."""
 
     name: ClassVar[str] = "train_step"
     trains: ClassVar[bool] = True
@@ -33,17 +33,17 @@ class TrainStep(TimedInRounds):
     headline_format: ClassVar[str] = "{steps_per_second}, {tokens_per_second} tokens, peak {peak_memory}"
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """A sample of each part in every round.
+        """One sample of each part per round.
 
         Returns:
-            `{"parts": {name: {"unit": "ns", "samples": [...], "calls_per_sample", ...}}, "pieces": that a batch is
-            accumulated from, "tokens": of a step, "parameters", "peak_bytes": of a step, gradients included, over the
-            model and the optimiser's state, "model_bytes", "optimizer_bytes", "memory_method"}`; a sample is
-            nanoseconds per call, of one piece where it is forward's or backward's.
+            `{"parts": {name: {"unit": "ns", "samples": [...], "calls_per_sample", ...}}, "pieces": per accumulated
+            batch, "tokens": per step, "parameters", "peak_bytes": of a step with its gradients, over the model and the
+            optimizer's state, "model_bytes", "optimizer_bytes", "memory_method"}`; a sample is nanoseconds per call,
+            for forward and backward of one piece.
         """
         trainer = make_trainer(context)
         parts = {name: Part(name, trainer) for name in PARTS}
-        with torch.random.fork_rng():  # of dropout
+        with torch.random.fork_rng():  # for dropout
             timings = time_in_rounds(context, {}, parts, self.min_sample_ms)
             peak = parts["step"].peak_bytes()
         counts = {"pieces": trainer.settings.accumulate, "tokens": trainer.batch_size * context.config["seq_len"]}
@@ -53,7 +53,7 @@ class TrainStep(TimedInRounds):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """Of the whole batch `forward_time`, ..., `step_time` in ns, `steps_per_second`, `tokens_per_second`; peak."""
+        """Per batch: `forward_time`, ..., `step_time` in ns, `steps_per_second`, `tokens_per_second`; `peak_memory`."""
         for part, timing in measurements["parts"].items():
             pieces = measurements["pieces"] if part in ("forward", "backward") else 1
             samples = [pieces * sample for sample in timing["samples"]]
@@ -68,22 +68,22 @@ class TrainStep(TimedInRounds):
 @register
 @dataclass
 class CompareTrainStep(Comparing):
-    """Interleaved rounds of whole training steps with every mechanism of the sweep; the first is the baseline."""
+    """Interleaved rounds of whole training steps with every mechanism of the sweep; the first one is the baseline."""
 
     name: ClassVar[str] = "compare_train_step"
     trains: ClassVar[bool] = True
     one_process: ClassVar[bool] = True
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """One sample of every mechanism's step per round, all of the same batch: what `compared` says."""
+        """One sample of every mechanism's step per round, all on the same batch: the result of `compared`."""
         contexts = {config["label"]: CellContext(config, context.cache_dir) for config in context.configs()}
         steps = {label: Part("step", make_trainer(of_label)) for label, of_label in contexts.items()}
-        with torch.random.fork_rng():  # of dropout
+        with torch.random.fork_rng():  # for dropout
             return compared(time_in_rounds(context, {}, steps, self.min_sample_ms))
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """`step_time` of each mechanism in ns, `steps_per_second`, and of each candidate its `speedup`."""
+        """`step_time` of each mechanism in ns, `steps_per_second`, and each candidate's `speedup`."""
         for label in measurements["labels"]:
             samples = measurements["samples"][label]
             time = median("step_time", samples, "ns", name=f"step_ms.{label}", shown=("ms", 1e-6), attention=label)
@@ -95,12 +95,12 @@ class CompareTrainStep(Comparing):
 @register
 @dataclass
 class LargestBatch(Benchmark):
-    """The most sequences of which forward, backward and optimiser fit into memory, by doubling and bisection.
+    """The largest batch whose forward, backward and optimizer step fit into memory, by doubling and bisection.
 
-    A batch fits where a step of it ran, and what it held at its peak is within the limit: parameters, buffers, the
-    optimiser's state, and by the allocator's account what the step had over them. The limit is `bench.memory_limit`;
-    without it a GPU's own memory, on a CPU four fifths of what is free when the cell starts. A CPU's process may take
-    more than the limit, so nothing is exhausted to find it. With `training.accumulate` a batch is so many equal pieces.
+    A batch fits if a step ran, and its peak memory is within the limit: parameters, buffers, the optimizer's state, and
+    what the step allocated on top. The limit is `bench.memory_limit`; by default a GPU's whole memory, or on a CPU 80 %
+    of what is free when the cell starts. On a CPU the process may use more than the limit, so that the search never
+    exhausts the memory. With `training.accumulate`, a batch consists of that many equal pieces.
     """
 
     name: ClassVar[str] = "largest_batch"
@@ -109,15 +109,15 @@ class LargestBatch(Benchmark):
     judges_memory: ClassVar[bool] = True
     headline_format: ClassVar[str] = "largest batch {largest_batch}, accumulate={accumulation} for the cell's own"
 
-    largest_limit: int = setting(65536, "where the search ends", minimum=1, condition=False)
+    largest_limit: int = setting(65536, "largest batch size that the search tries", minimum=1, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """A step of each batch that is tried.
+        """A step of each batch size that is tried.
 
         Returns:
             `{"largest": sequences, "tried": {sequences: peak bytes, None where memory ran out}, "limit_bytes",
-            "pieces": that a batch is accumulated from, "wanted": the cell's batch_size, "accumulation": the fewest
-            equal pieces of it that fit one by one, "method"}`.
+            "pieces": per accumulated batch, "wanted": the cell's batch_size, "accumulation": the smallest number of
+            equal pieces of it that each fit, "method"}`.
 
         Raises:
             MemoryError: not even one sequence (per piece) fits.
@@ -133,9 +133,9 @@ class LargestBatch(Benchmark):
             return total is not None and (limit is None or total <= limit)
 
         context.enter("measure")
-        with torch.random.fork_rng():  # of dropout
+        with torch.random.fork_rng():  # for dropout
             first = Part("step", trainer, parts)
-            first.run(first.prepare())  # after which the optimiser has its state
+            first.run(first.prepare())  # creates the optimizer's state
             most = largest_fitting(fits, 1, max(1, self.largest_limit // parts))
         if not most:
             raise MemoryError(f"a step of {parts} sequences takes {tried[parts]} bytes, the limit is {limit}")
@@ -146,7 +146,7 @@ class LargestBatch(Benchmark):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """`largest_batch`; `accumulation`, in how many equal pieces the cell's own batch has to be read; `limit`."""
+        """`largest_batch`; `accumulation`, the number of equal pieces for the cell's own batch; `limit`."""
         yield Metric("largest_batch", measurements["largest"])
         yield Metric("accumulation", measurements["accumulation"])
         if measurements["limit_bytes"] is not None:
@@ -154,10 +154,10 @@ class LargestBatch(Benchmark):
 
 
 class Part(Timed):
-    """A part of a step, on the first batch of the task; `step` is all of it.
+    """A part of a training step, on the first batch of the task; `step` is the whole step.
 
-    With `training.accumulate` the step reads the batch piece by piece, and the forward and the backward pass are of one
-    piece. `batch_size` counts the examples of all pieces; None is the trainer's.
+    With `training.accumulate` a step reads its batch in pieces; the forward and backward parts take one piece.
+    `batch_size` counts the examples of all pieces; None: the trainer's.
     """
 
     def __init__(self, name: str, trainer: Trainer, batch_size: int | None = None) -> None:
@@ -168,9 +168,9 @@ class Part(Timed):
         self.pieces = pieces(batch, trainer.device, trainer.settings.accumulate)
 
     def prepare(self) -> Tensor | None:
-        """What comes before it in a step, and is not timed."""
+        """Do what precedes the part in a step, untimed."""
         model = self.trainer.model.train()
-        # Any gradients do: a sample may be of many short calls.
+        # The optimizer reuses old gradients, since a sample may have many short calls.
         if self.name == "optimizer" and any(parameter.grad is not None for parameter in model.parameters()):
             return None
         self.trainer.optimizer.zero_grad(set_to_none=True)
@@ -194,7 +194,7 @@ class Part(Timed):
             (self.trainer.loss(*piece) / len(self.pieces)).backward()
 
     def peak_bytes(self) -> int:
-        """The most that it had allocated at once, from a model without gradients on: they count."""
+        """The largest number of bytes that the part allocated at once, gradients included."""
 
         def call() -> None:
             self.run(self.prepare())
@@ -205,13 +205,13 @@ class Part(Timed):
 
 
 def optimizer_bytes(trainer: Trainer) -> int:
-    """What the optimiser remembers of the weights; nothing before its first step."""
+    """The size of the optimizer's state; 0 before its first step."""
     state = (x for of_parameter in trainer.optimizer.state.values() for x in of_parameter.values())
     return sum(x.nbytes for x in state if hasattr(x, "nbytes"))
 
 
 def step_bytes(trainer: Trainer, batch_size: int) -> int | None:
-    """What a step held at its peak, the model and the optimiser's state included; None where memory ran out."""
+    """Peak memory of a step, including the model and the optimizer's state; None if memory ran out."""
     peaks: list[int] = []
     if not fits_in_memory(trainer.device, lambda: peaks.append(Part("step", trainer, batch_size).peak_bytes())):
         trainer.optimizer.zero_grad(set_to_none=True)

@@ -24,7 +24,7 @@ MODELS = {kind.name: kind for kind in _OF_SETTINGS}
 
 
 def settings(values: Mapping[str, Any]) -> Settings:
-    """The checked settings of the model that `values["name"]` names.
+    """The checked settings of the model `values["name"]`.
 
     Raises:
         ConfigError: an unknown name or key, or a value that is not allowed.
@@ -33,16 +33,16 @@ def settings(values: Mapping[str, Any]) -> Settings:
 
 
 def build(config: Mapping[str, Any], vocabulary: int, classes: int | None = None, documents: int = 1) -> nn.Module:
-    """The model of a resolved configuration, on the CPU in float32 (or on torch's default device: `meta` to count).
+    """The model of a resolved configuration, on the CPU in float32 (or on torch's default device, such as `meta`).
 
-    Called with tokens `(batch, n)` int64, n at most `seq_len`, it gives logits `(batch, n, vocabulary)`; called with
-    a mask `(batch, n)` bool too, it gives those where it is true, `(asked, vocabulary)`. With `classes`, of one or two
-    `documents`, it is a `bench.models.classifier.Classifier`. Every layer has a mechanism of its own, the i-th with
-    seed `config["seed"] + i`. Weights are a function of the seed alone.
+    Called with tokens `(batch, n)` int64, n at most `seq_len`, it returns logits `(batch, n, vocabulary)`; with a bool
+    mask `(batch, n)` as well, only those where it is true, `(asked, vocabulary)`. With `classes`, and one or two
+    `documents` per example, it is a `bench.models.classifier.Classifier`. Every layer has its own mechanism, the i-th
+    with seed `config["seed"] + i`. The weights depend only on the seed.
 
     Raises:
-        ConfigError: as `Settings.require_fits` and `Settings.require_answers`.
-        UnsupportedError: the mechanism cannot be part of such a model.
+        ConfigError: as in `Settings.require_fits` and `Settings.require_answers`.
+        UnsupportedError: the mechanism cannot be part of this model.
     """
     chosen = settings(config["model"])
     chosen.require_fits(config)
@@ -50,7 +50,7 @@ def build(config: Mapping[str, Any], vocabulary: int, classes: int | None = None
     sizes: dict[str, Any] = {"vocabulary": vocabulary, "seq_len": config["seq_len"]}
     if chosen.classifies:
         sizes |= {"width": config["num_heads"] * config["head_dim"], "classes": classes, "documents": documents}
-    # What torch's own layers fill themselves with is drawn from the global generator, and then replaced.
+    # torch's layers initialise their weights from the global generator; these weights are replaced below.
     mechanisms = chosen.layers if chosen.has_attention else 0
     with torch.random.fork_rng(devices=[]):
         attentions = [build_attention(dict(config), seed=config["seed"] + layer) for layer in range(mechanisms)]
@@ -58,7 +58,7 @@ def build(config: Mapping[str, Any], vocabulary: int, classes: int | None = None
             what = "which keys of the past it sees depends on the future"
             raise UnsupportedError(f"attention={attentions[0].info.name}: {what}, no decoder may know it")
         model = _OF_SETTINGS[type(chosen)](chosen, attentions, **sizes)
-    # Of 63 bits of their own: weights must not be the numbers that a mechanism draws from the same seed.
+    # A derived 63-bit seed: weights must differ from the numbers that a mechanism draws with the same seed.
     seed = int.from_bytes(hashlib.sha256(f"weights:{config['seed']}".encode()).digest()[:8]) >> 1
     initialise(model, torch.Generator("cpu").manual_seed(seed))
     return model

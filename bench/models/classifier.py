@@ -1,4 +1,4 @@
-"""Classifiers of sequences: the encoder of Skeinformer's Long Range Arena, and two models that have no attention.
+"""Sequence classifiers: the encoder of Skeinformer's Long Range Arena, and two models without attention.
 
 Chen et al. 2022 (Skeinformer), section 6.1 and its code (pkuzengqi/Skeinformer), which is that of Xiong et al. 2021.
 """
@@ -18,29 +18,27 @@ from bench.common.schema import setting
 from bench.models.layers import MultiHead, Settings
 
 KERNEL_SIZE = 5
-"""Of each convolution: three layers see 6 tokens (or pixels) to each side."""
+"""Of each convolution: with three layers, a position sees 6 tokens (or pixels) to each side."""
 
 
 @dataclass
 class ClassifierSettings(Settings):
-    """`model=classifier`: the encoder of Long Range Arena, as Skeinformer has it."""
+    """`model=classifier`: the encoder of Long Range Arena, as in Skeinformer."""
 
     name: ClassVar[str] = "classifier"
     is_causal: ClassVar[bool] = False
     classifies: ClassVar[bool] = True
 
-    layers: int = setting(2, "blocks of attention and feed-forward", minimum=1, maximum=1000)
-    dropout: float = setting(
-        0.1, "share of the embeddings and of what layers put out that is dropped", minimum=0, maximum=1
-    )
+    layers: int = setting(2, "number of blocks (attention and feed-forward)", minimum=1, maximum=1000)
+    dropout: float = setting(0.1, "dropout of the embeddings and of the layers' outputs", minimum=0, maximum=1)
     pooling: str = setting(
         "all",
-        "positions that the mean is divided by: all (the paper's code, padding counts) or tokens",
+        "mean over positions: all (with padding, as in the paper's code) or tokens only",
         choices=("all", "tokens"),
     )
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse also other lengths to test at: positions are learned, one by one."""
+        """Also refuse other test lengths, since each position has its own learned embedding."""
         super().require_fits(config)
         if (lengths := config.get("training", {}).get("test_lengths")) is not None:
             raise ConfigError(f"training.test_lengths={lengths}: must be null with model.name={self.name}")
@@ -48,26 +46,26 @@ class ClassifierSettings(Settings):
 
 @dataclass
 class BagOfTokensSettings(ClassifierSettings):
-    """`model=bag_of_tokens`: a control, the mean of the embedded tokens, whatever their order."""
+    """`model=bag_of_tokens`: a control, the mean of the token embeddings, which ignores their order."""
 
     name: ClassVar[str] = "bag_of_tokens"
     has_attention: ClassVar[bool] = False
 
-    layers: int = setting(0, "none", minimum=0, maximum=0)
+    layers: int = setting(0, "number of layers: none", minimum=0, maximum=0)
 
 
 @dataclass
 class ConvolutionSettings(ClassifierSettings):
-    """`model=convolution`: a control, layers that see a few neighbours."""
+    """`model=convolution`: a control whose layers see only a few neighbours."""
 
     name: ClassVar[str] = "convolution"
     has_attention: ClassVar[bool] = False
 
-    layers: int = setting(3, "layers, each a convolution", minimum=1, maximum=1000)
-    dimensions: int = setting(1, "1: neighbours in the sequence; 2: in a square image", minimum=1, maximum=2)
+    layers: int = setting(3, "number of convolution layers", minimum=1, maximum=1000)
+    dimensions: int = setting(1, "1: neighbours in the sequence; 2: neighbours in a square image", minimum=1, maximum=2)
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse also an image that is no square."""
+        """Also refuse an image that is not square."""
         super().require_fits(config)
         n = config["seq_len"]
         if self.dimensions == 2 and round(n**0.5) ** 2 != n:
@@ -75,22 +73,22 @@ class ConvolutionSettings(ClassifierSettings):
 
 
 class SmallEmbedding(nn.Embedding):
-    """That begins with standard deviation 0.02."""
+    """An embedding that is initialised with standard deviation 0.02."""
 
     initial_std = 0.02
 
 
 class Classifier(nn.Module):
-    """Embedded tokens, blocks, a layer norm, the mean over positions, and two layers that tell the class.
+    """Embedded tokens, blocks, a layer norm, the mean over positions, and two linear layers that predict the class.
 
-    Pairs of documents are read one by one by the same weights; the class is told from `[x0, x1, x0 * x1, x0 - x1]`.
+    The same weights read both documents of a pair; the class is predicted from `[x0, x1, x0 * x1, x0 - x1]`.
 
     Args:
         settings: of one of the classifiers here.
-        attentions: the mechanism of each layer, of a model that has them.
+        attentions: the mechanism of each layer; empty for models without attention.
         width: of the embeddings.
         vocabulary: tokens are 0 to `vocabulary - 1`.
-        classes: how many there are.
+        classes: number of classes.
         documents: 1, or 2 for pairs.
         seq_len: the longest sequence.
     """
@@ -109,7 +107,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.seq_len, self.pooling = seq_len, settings.pooling
         self.embedding = SmallEmbedding(vocabulary, width)
-        # What has no attention has no use for positions: a bag is without order, a convolution sees neighbours.
+        # Models without attention need no positions: a bag has no order, and a convolution sees neighbours.
         self.positions = SmallEmbedding(seq_len, width) if settings.has_attention else None
         self.dropout = nn.Dropout(settings.dropout)
         blocks: list[nn.Module] = [Block(attention, settings.dropout) for attention in attentions]
@@ -121,16 +119,16 @@ class Classifier(nn.Module):
         self.head = nn.Sequential(nn.Linear(read, 2 * width), nn.ReLU(), nn.Linear(2 * width, classes))
 
     def forward(self, tokens: Tensor, asked: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Logits of classes, or of tokens that the model does not see (`bench.training.pretraining`).
+        """Logits of classes, or of masked tokens (`bench.training.pretraining`).
 
         Args:
-            tokens: `(batch, n)` int64, of pairs `(batch, 2, n)`.
-            asked: bool; `(batch, 1)`: which examples are asked for their class, None all of them; of the tokens' shape:
-                which tokens are asked for. These are hidden: their embeddings are zero.
-            mask: bool of the tokens' shape, True where there is a token; None: everywhere.
+            tokens: `(batch, n)` int64; for pairs `(batch, 2, n)`.
+            asked: bool. `(batch, 1)`: examples whose class is predicted; None: all. Of the tokens' shape: tokens to
+                predict; these are masked, that is, their embeddings are zero.
+            mask: bool of the tokens' shape, True at tokens, False at padding; None: no padding.
 
         Returns:
-            `(asked, classes)`, or `(asked, vocabulary)` by the embedding matrix.
+            `(asked, classes)`, or `(asked, vocabulary)` from the embedding matrix.
 
         Raises:
             ValueError: n is below 2 or above `seq_len`.
@@ -148,7 +146,7 @@ class Classifier(nn.Module):
         return logits if asked is None else logits[asked[:, 0]]
 
     def read(self, tokens: Tensor, mask: Tensor | None, hidden: Tensor | None = None) -> Tensor:
-        """`(documents, n, width)`, zero where there is no token: each document of `tokens` by itself."""
+        """Run each document of `tokens` through the blocks: `(documents, n, width)`, zero at padding."""
         n = tokens.shape[-1]
         padding = None if mask is None else ~mask.reshape(-1, n)
         x = self.embedding(tokens.reshape(-1, n))
@@ -169,7 +167,7 @@ class Classifier(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer: attention, then two linear ones, each added to what it read through a layer norm."""
+    """A pre-LN block: attention, then two linear layers, each added to its input."""
 
     def __init__(self, attention: Attention, dropout: float) -> None:
         super().__init__()
@@ -182,13 +180,13 @@ class Block(nn.Module):
         self.feed_forward = nn.Sequential(*wide, nn.Linear(2 * width, width), nn.Dropout(dropout))
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        """`(documents, n, width)` -> the same shape; `padding` is `(documents, n)` bool, None: there is none."""
+        """`(documents, n, width)` -> the same shape; `padding` is `(documents, n)` bool, None: no padding."""
         x = x + self.dropout(self.multihead(self.attention_norm(x), padding))
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class ConvolutionBlock(nn.Module):
-    """A layer: a convolution of the norms of neighbours, added to what it read."""
+    """A pre-LN block: a convolution over neighbours, added to its input."""
 
     def __init__(self, width: int, settings: ConvolutionSettings) -> None:
         super().__init__()
@@ -199,7 +197,7 @@ class ConvolutionBlock(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        """As that of `Block`."""
+        """As in `Block`."""
         seen = without(padding, self.norm(x)).mT
         side = round(x.shape[1] ** 0.5)
         out = self.convolution(seen.unflatten(2, (side, side)) if self.is_image else seen)

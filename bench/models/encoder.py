@@ -19,14 +19,14 @@ class EncoderSettings(Settings):
     name: ClassVar[str] = "encoder"
     is_causal: ClassVar[bool] = False
 
-    layers: int = setting(1, "blocks of attention and feed-forward", minimum=1, maximum=1000)
+    layers: int = setting(1, "number of blocks (attention and feed-forward)", minimum=1, maximum=1000)
 
 
 class Encoder(Model):
-    """Post-LN encoder as BERT's, `LN(GELU(linear))` after its blocks, and an unembedding matrix of its own.
+    """Post-LN encoder as in BERT, `LN(GELU(linear))` after its blocks, and a separate unembedding matrix.
 
-    The thesis says neither which positions it adds nor how wide its feed-forward layer is: here they are sinusoidal,
-    and four times the model. Its logits are of what belongs at each position.
+    The thesis says neither which positions it adds nor how wide its feed-forward layer is: here positions are
+    sinusoidal, and that layer is four times as wide as the model. The logits at a position predict its own target.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Encoder(Model):
         self.unembedding = nn.Embedding(vocabulary, self.width)
 
     def logits(self, x: Tensor) -> Tensor:
-        """By the unembedding matrix."""
+        """Logits from the unembedding matrix."""
         return F.linear(self.final(x), self.unembedding.weight)
 
 
 class Block(nn.Module):
-    """A layer: attention, then a feed-forward layer, each followed by the layer norm of its sum with what it read."""
+    """A post-LN block: attention, then a feed-forward layer; each is added to its input and normalised."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What `bench=train` left, as models of transformers (tested with 5.23): importing this module makes them known.
+"""Models saved by `bench=train` as transformers models (tested with 5.23): importing this module registers them.
 
-`AutoModelForCausalLM.from_pretrained(folder)` is a decoder, `AutoModelForMaskedLM.from_pretrained(folder)` an encoder,
-`AutoModelForSequenceClassification.from_pretrained(folder)` a classifier.
+Use `AutoModelForCausalLM.from_pretrained(folder)` for a decoder, `AutoModelForMaskedLM.from_pretrained(folder)` for an
+encoder, and `AutoModelForSequenceClassification.from_pretrained(folder)` for a classifier.
 """
 
 from dataclasses import field
@@ -27,13 +27,13 @@ from bench.training import saved
 
 
 class AttentionZooConfig(PreTrainedConfig):
-    """The cell that a model was trained in.
+    """The configuration of the cell that trained a model.
 
     Attributes:
-        cell: its resolved configuration.
-        vocab_size: how many tokens the model knows.
-        classes: how many a classifier tells apart.
-        documents: that an example of a classifier has.
+        cell: the resolved configuration.
+        vocab_size: number of token ids.
+        classes: number of classes of a classifier.
+        documents: documents per example of a classifier.
     """
 
     model_type = saved.TYPE
@@ -42,14 +42,14 @@ class AttentionZooConfig(PreTrainedConfig):
     vocab_size: int = 1
     classes: int | None = None
     documents: int = 1
-    tie_word_embeddings: bool = False  # by the model itself, where they are
+    tie_word_embeddings: bool = False  # the model ties them itself, if at all
     max_position_embeddings: int = 0
     num_attention_heads: int = 0
     hidden_size: int = 0
     num_hidden_layers: int = 0
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """What transformers asks for besides follows from the cell."""
+        """Set the other attributes that transformers expects, from the cell."""
         if self.cell:
             self.max_position_embeddings, self.num_attention_heads = self.cell["seq_len"], self.cell["num_heads"]
             self.hidden_size = self.cell["num_heads"] * self.cell["head_dim"]
@@ -64,7 +64,7 @@ class _AttentionZooModel(PreTrainedModel):
 
     def __init__(self, config: AttentionZooConfig) -> None:
         super().__init__(config)
-        # Not every mechanism can be made on transformers' meta device.
+        # Not every mechanism can be created on transformers' meta device.
         with torch.device("cpu"):
             self.model = self._built()
         self.post_init()
@@ -75,7 +75,7 @@ class _AttentionZooModel(PreTrainedModel):
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """What the checkpoint does not hold (tables of positions are made, not saved) is as in a new model."""
+        """Initialise what the checkpoint does not contain, such as tables of positions, as in a new model."""
         new = self._built()
         fresh = dict([*new.named_parameters(), *new.named_buffers()])
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
@@ -85,15 +85,15 @@ class _AttentionZooModel(PreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
     ) -> CausalLMOutput | MaskedLMOutput:
-        """Logits at every position, and with labels the mean cross-entropy.
+        """Logits at every position and, given labels, the mean cross-entropy.
 
         Args:
-            input_ids: `(batch, n)` int64, n at most the `seq_len` that it was trained at, else a `ValueError`.
-            attention_mask: ones; padding is an `UnsupportedError`.
-            labels: `(batch, n)`, -100 where nothing is asked. A decoder's are the tokens themselves, as for every such
-                model of transformers, which shifts them (those of `bench.tasks` are shifted already); an encoder's are
-                what belongs at each position.
-            **kwargs: what transformers passes along, of `num_items_in_batch` the loss makes use.
+            input_ids: `(batch, n)` int64; n is at most the `seq_len` of the training, else `ValueError`.
+            attention_mask: all ones; raises `UnsupportedError` for padding.
+            labels: `(batch, n)`, -100 where there is no target. For a decoder these are the tokens themselves, which
+                transformers shifts as usual (targets of `bench.tasks` are shifted already); for an encoder the targets
+                of each position.
+            **kwargs: from transformers; the loss uses `num_items_in_batch`.
         """
         if attention_mask is not None and not attention_mask.all():
             raise UnsupportedError("attention_mask: must be all ones, the model was trained without padding")
@@ -105,36 +105,36 @@ class _AttentionZooModel(PreTrainedModel):
 
 
 class AttentionZooForCausalLM(_AttentionZooModel, GenerationMixin):  # type: ignore[misc]
-    """A decoder that was trained here. It keeps no cache: `generate` reads the whole sequence for every token."""
+    """A decoder trained here. It has no cache: `generate` reads the whole sequence for every token."""
 
     output_class = CausalLMOutput
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """The whole sequence, whatever transformers would take from a cache."""
+        """Pass the whole sequence, not only the part that transformers would not find in a cache."""
         return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
 class AttentionZooForMaskedLM(_AttentionZooModel):
-    """An encoder that was trained here."""
+    """An encoder trained here."""
 
     output_class = MaskedLMOutput
 
 
 class AttentionZooForSequenceClassification(_AttentionZooModel):
-    """A classifier that was trained here."""
+    """A classifier trained here."""
 
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
     ) -> SequenceClassifierOutput:
-        """Logits of each example, `(batch, classes)`, and with labels the mean cross-entropy.
+        """Logits of each example, `(batch, classes)`, and, given labels, the mean cross-entropy.
 
         Args:
-            input_ids: `(batch, n)` int64, of pairs `(batch, 2, n)`.
-            attention_mask: of their shape, 0 at padding.
+            input_ids: `(batch, n)` int64; for pairs `(batch, 2, n)`.
+            attention_mask: of the same shape, 0 at padding.
             labels: the classes, `(batch,)`.
-            **kwargs: what transformers passes along, of no use here.
+            **kwargs: from transformers; unused.
         """
         logits = self.model(input_ids, None, None if attention_mask is None else attention_mask.bool())
         loss = None if labels is None else F.cross_entropy(logits, labels)

@@ -1,4 +1,4 @@
-"""What the models are put together from, positions among them, and the weights that they begin with."""
+"""The parts that models share, such as positions and multi-head attention, and the initialisation of weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attention_zoo.checks import require
 from bench.common.errors import ConfigError
 
 LOGIT_STD = 0.2
-"""Of an untrained model: its loss begins at the logarithm of the vocabulary."""
+"""Standard deviation of an untrained model's logits: its loss begins at the logarithm of the vocabulary."""
 THETA = 10000.0
 
 
@@ -27,26 +27,26 @@ class Settings:
     name: ClassVar[str]
     is_causal: ClassVar[bool]
     classifies: ClassVar[bool] = False
-    """Whether it names the class of an example; False: tokens."""
+    """Whether it predicts the class of an example; False: it predicts tokens."""
     has_attention: ClassVar[bool] = True
-    """False: a control, which has the mechanism `identity` and none of it in its layers."""
+    """False for a control without attention, which is used with the mechanism `identity`."""
     layers: int
 
     def require_answers(self, classes: int | None) -> None:
-        """Refuse a task of so many classes (null: of tokens) whose answers are not those of the model.
+        """Refuse a task whose kind of answers (this many classes; None: tokens) the model does not predict.
 
         Raises:
-            ConfigError: naming the model and what it needs.
+            ConfigError: names the model and what it needs.
         """
         if self.classifies != (classes is not None):
             what = "classes" if self.classifies else "tokens"
             raise ConfigError(f"model.name={self.name}: must have a task whose answers are {what}")
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse a resolved configuration whose sizes, mask or mechanism's settings are none of the model.
+        """Refuse a resolved configuration whose sizes, mask or mechanism do not fit the model.
 
         Raises:
-            ConfigError: naming the key, its value and what is allowed.
+            ConfigError: names the key, its value and what is allowed.
         """
         heads, width = config["num_heads"], config["num_heads"] * config["head_dim"]
         mechanism, pretrain = config["attention"]["name"], config.get("training", {}).get("pretrain_steps")
@@ -62,15 +62,15 @@ class Settings:
 
 
 class Model(nn.Module):
-    """Embedded tokens, with sinusoidal positions or not, blocks of layers, and logits; a subclass says what these are.
+    """Embedded tokens, optional sinusoidal positions, blocks of layers, and logits, which a subclass defines.
 
     Args:
-        attentions: the mechanism of each layer, all of the same heads.
+        attentions: the mechanism of each layer, all with the same heads.
         blocks: the layers.
         vocabulary: tokens are 0 to `vocabulary - 1`.
         seq_len: the longest sequence.
-        activation_checkpointing: compute each block again in the backward pass instead of keeping it.
-        sinusoidal: add sinusoidal positions to the embedded tokens.
+        activation_checkpointing: recompute each block in the backward pass instead of storing its activations.
+        sinusoidal: add sinusoidal positions to the token embeddings.
     """
 
     positions: Tensor | None
@@ -95,10 +95,10 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
-        """Logits `(batch, n, vocabulary)` at each position of tokens `(batch, n)`, which are int64.
+        """Logits `(batch, n, vocabulary)` at each position of tokens `(batch, n)`, int64.
 
-        With `asked`, `(batch, n)` bool, those where it is true, `(asked, vocabulary)`. More than `seq_len` tokens raise
-        `ValueError`.
+        With `asked`, `(batch, n)` bool, only those where it is true, `(asked, vocabulary)`. Raises `ValueError` for
+        more than `seq_len` tokens.
         """
         n = tokens.shape[1]
         require("seq_len", n, n <= self.seq_len, f"at most {self.seq_len}")
@@ -110,18 +110,18 @@ class Model(nn.Module):
         return self.logits(x if asked is None else x[asked])
 
     def logits(self, x: Tensor) -> Tensor:
-        """`(..., width)`, what the blocks gave -> `(..., vocabulary)`."""
+        """Logits `(..., vocabulary)` from the blocks' output `(..., width)`."""
         raise NotImplementedError
 
 
 class MultiHead(nn.Module):
-    """Self-attention of `num_heads * head_dim` wide tokens; one product makes query, key and value.
+    """Self-attention of tokens of width `num_heads * head_dim`; one matrix product computes query, key and value.
 
     Args:
-        attention: the mechanism, which says how many heads there are.
-        bias: of both projections.
-        rotary: turns queries and keys.
-        short_convolution: of query, key and value, how many tokens each is a sum of; 0 is none.
+        attention: the mechanism, which sets the number of heads.
+        bias: whether both projections have one.
+        rotary: rotates queries and keys.
+        short_convolution: kernel size of a convolution of query, key and value; 0: none.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class MultiHead(nn.Module):
         self.out = nn.Linear(width, width, bias=bias)
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """`(batch, n, width)` -> the same shape; `padding` is `(batch, n)` bool, None: there is none."""
+        """`(batch, n, width)` -> the same shape; `padding` is `(batch, n)` bool, None: no padding."""
         batch, n, width = x.shape
         split = self.short_convolution(self.query_key_value(x)).view(
             batch, n, 3, self.attention.num_heads, self.attention.head_dim
@@ -144,15 +144,15 @@ class MultiHead(nn.Module):
         query, key, value = split.permute(2, 0, 3, 1, 4)
         if self.rotary is not None:
             query, key = self.rotary(query), self.rotary(key)
-        # Not every mechanism takes padding: only what there is is said.
+        # Not every mechanism accepts padding, so it is only passed if there is some.
         given = {} if padding is None else {"key_padding_mask": padding}
         return self.out(self.attention(query, key, value, **given).transpose(1, 2).reshape(batch, n, width))
 
 
 class ShortConvolution(nn.Module):
-    """Each channel a weighted sum of its last few tokens: H3 (Fu et al. 2023), Hyena, Mamba and most linear attention.
+    """Each channel is a weighted sum of its last few tokens: H3 (Fu et al. 2023), Hyena, Mamba, most linear attention.
 
-    With it a key knows the token before it, which attention alone needs a layer for. It begins as the identity.
+    With it a key contains the previous token, which otherwise takes a layer of attention. Initialised as the identity.
     """
 
     def __init__(self, channels: int, kernel_size: int) -> None:
@@ -167,11 +167,11 @@ class ShortConvolution(nn.Module):
 
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw the weights of a model; its mechanisms have drawn their own, and norms stay as they are.
+    """Initialise a model's weights; its mechanisms have initialised their own, and norms stay unchanged.
 
-    As in the official code (flax's Dense and Embed): linear layers are LeCun normal without bias, embeddings have
-    standard deviation 1/sqrt(width). Smaller ones, such as GPT-2's 0.02, drown in the positions that are added: two
-    layers of width 64 then needed more than 800 steps instead of 200 to 300 to learn induction heads.
+    As in the official code (flax's Dense and Embed): linear layers are LeCun normal with zero bias, embeddings have
+    standard deviation 1/sqrt(width). Smaller embeddings, such as GPT-2's 0.02, are hidden by the added positions: two
+    layers of width 64 then needed more than 800 steps, not 200 to 300, to learn induction heads.
     """
     if isinstance(module, Attention):
         return
@@ -187,22 +187,22 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def before_logits(norm: nn.LayerNorm) -> nn.LayerNorm:
-    """The norm whose output meets the embeddings, so scaled that logits begin with `LOGIT_STD`."""
+    """Scale the norm before the unembedding, so that logits begin with standard deviation `LOGIT_STD`."""
     nn.init.constant_(norm.weight, LOGIT_STD)
     return norm
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """`(length, width)`: sine and cosine of `position / 10000^(2i / width)`, in turns (Vaswani et al. 2017, 3.5)."""
+    """`(length, width)`: alternating sine and cosine of `position / 10000^(2i / width)` (Vaswani et al. 2017, 3.5)."""
     angles = _angles(length, width)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(torch.float32)
 
 
 class Rotary(nn.Module):
-    """Rotary positions (Su et al. 2021): scores of queries and keys that it turned depend on differences only.
+    """Rotary positions (Su et al. 2021): scores of rotated queries and keys depend only on position differences.
 
-    Coordinate i is turned with coordinate i + head_dim / 2, as in Llama: the neighbouring pairs of the paper up to a
-    permutation that is the same for queries and keys.
+    Coordinate i is rotated with coordinate i + head_dim / 2, as in Llama; the paper rotates neighbouring pairs, which
+    is the same up to a permutation common to queries and keys.
     """
 
     cos: Tensor
@@ -215,13 +215,13 @@ class Rotary(nn.Module):
         self.register_buffer("sin", angles.sin().to(torch.float32), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(batch, heads, n, head_dim)` -> the same shape and dtype, position i turned by i steps."""
+        """`(batch, heads, n, head_dim)` -> the same shape and dtype, position i rotated by i steps."""
         cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
 def _angles(length: int, width: int) -> Tensor:
-    """`(length, width / 2)` in float64: float32 has three digits of the angle left at position 32,768."""
+    """`(length, width / 2)` in float64: in float32 only three digits of the angle remain at position 32,768."""
     frequencies = THETA ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     return torch.outer(torch.arange(length, dtype=torch.float64), frequencies)

@@ -23,20 +23,16 @@ class TransformerSettings(Settings):
     name: ClassVar[str] = "transformer"
     is_causal: ClassVar[bool] = True
 
-    layers: int = setting(12, "blocks of attention and feed-forward", minimum=1, maximum=1000)
-    dropout: float = setting(
-        0.0, "share of the outputs of attention and feed-forward layers that is dropped", minimum=0, maximum=1
-    )
-    sinusoidal: bool = setting(True, "whether positions are added to the embeddings, beside the rotary ones")
+    layers: int = setting(12, "number of blocks (attention and feed-forward)", minimum=1, maximum=1000)
+    dropout: float = setting(0.0, "dropout of the outputs of attention and feed-forward layers", minimum=0, maximum=1)
+    sinusoidal: bool = setting(True, "add sinusoidal positions to the embeddings, besides rotary ones")
     short_convolution: int = setting(
-        0, "tokens that a causal convolution of queries, keys and values sees; 0: none", minimum=0, maximum=64
+        0, "kernel size of a causal convolution of queries, keys and values; 0: none", minimum=0, maximum=64
     )
-    activation_checkpointing: bool = setting(
-        False, "compute each block again in the backward pass instead of keeping it"
-    )
+    activation_checkpointing: bool = setting(False, "recompute each block in the backward pass to save memory")
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse also what rotary positions cannot turn, and redraws that checkpointing would count twice."""
+        """Also refuse sizes without rotary positions, and redraws, which checkpointing would count twice."""
         heads, head_dim, redraw = config["num_heads"], config["head_dim"], config["attention"].get("redraw_interval")
         if head_dim % 2:
             raise ConfigError(f"head_dim={head_dim}: must be even, rotary positions turn pairs of coordinates")
@@ -51,9 +47,9 @@ class TransformerSettings(Settings):
 
 
 class Transformer(Model):
-    """Pre-LN decoder: rotary positions (and sinusoidal ones), gated linear units, logits by the tied embedding.
+    """Pre-LN decoder: rotary (and sinusoidal) positions, gated linear units, logits from the tied embedding.
 
-    Its logits are of the token after each.
+    The logits at a position predict the next token.
     """
 
     def __init__(
@@ -72,12 +68,12 @@ class Transformer(Model):
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def logits(self, x: Tensor) -> Tensor:
-        """By the embedding, which is tied."""
+        """Logits from the tied embedding."""
         return F.linear(self.norm(x), self.embedding.weight, self.bias)
 
 
 class Block(nn.Module):
-    """A layer: attention, then a gated linear unit, each added to what it read through a layer norm."""
+    """A pre-LN block: attention, then a gated linear unit, each added to its input."""
 
     def __init__(self, attention: Attention, rotary: Rotary, settings: TransformerSettings) -> None:
         super().__init__()
@@ -96,7 +92,7 @@ class Block(nn.Module):
 
 
 class GatedLinearUnit(nn.Module):
-    """`(x W * gelu(x V)) U` (Shazeer 2020), of about as many parameters as a layer with four times the width."""
+    """`(x W * gelu(x V)) U` (Shazeer 2020), with about as many parameters as a layer of four times the width."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

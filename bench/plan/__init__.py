@@ -1,1 +1,1 @@
-"""From YAML to cells: what a sweep will measure, validated as a whole."""
+"""From YAML files to cells: read, combine and check the configuration of a whole sweep."""

@@ -18,17 +18,17 @@ from bench.plan.machine import THIS_MACHINE, Resources, choose_device, installed
 from bench.plan.sources import Source, calls, closure
 from bench.training.settings import require_parts
 
-# What the entries of a comparison may differ in, and which of these stand in a label where they do.
+# The keys in which the entries of a comparison may differ, and those that their labels show where they differ.
 ENTRY = ("attention", "impl", "dtype", "model")
 NAMED = ("impl", "dtype")
 SIZES = ("seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal", "device", "impl", "seed", "repeats")
-# The mechanism that computes what another one approximates.
+# The mechanism that computes exactly what others approximate, by function.
 EXACT = {"softmax": "flash", "polynomial": "polynomial"}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A YAML file of a mechanism: its name, what it says itself, and the keys that the command line set beside it."""
+    """A mechanism's YAML file: its name, the settings in it, and the keys that the command line sets as well."""
 
     name: str
     attention: dict[str, Any]
@@ -37,10 +37,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one child process measures.
+    """The measurement of one child process.
 
-    `config` holds the keys that determine the measurement, all resolved, and the label; `sources` is the code that
-    runs; `unsupported` is the reason why the mechanism cannot be built for it, once that was checked.
+    `config` holds the label and all keys that determine the measurement, resolved. `sources` is the code that runs.
+    `unsupported` is the reason why the mechanism cannot be built; None if it can, or if that was not checked yet.
     """
 
     config: dict[str, Any]
@@ -51,25 +51,25 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """A short name for progress and tables."""
+        """A short name for progress lines and tables."""
         features = self.config["bench"].get("num_features")
         size = f" d={features}" if features else ""
         return f"{self.config['bench']['name']} {self.config['label']} n={self.config['seq_len']}{size}"
 
 
 def make_cell(config: Config, variant: Variant, resources: Resources = THIS_MACHINE) -> Cell:
-    """Resolve a checked configuration into a cell that will run there. Nothing is built: that is for a child to try.
+    """Resolve a checked configuration into a cell for `resources`. Nothing is built here: a child process tries that.
 
-    A `ConfigError` names a value that cannot be used, or two that contradict each other.
+    Raises `ConfigError` for a value that cannot be used, or two values that contradict each other.
     """
     return _cell(_resolve(config, variant, resources), config.timeout, resources)
 
 
 def merge_compared(cells: list[Cell], resources: Resources = THIS_MACHINE) -> list[Cell]:
-    """Cells of a comparing benchmark that differ in mechanism, implementation, dtype and model only become one.
+    """Merge cells of a comparing benchmark that differ only in mechanism, implementation, dtype and model into one.
 
-    The first is the baseline; it is a `ConfigError` where nothing else is left. Equal ones under two labels stay two:
-    that is how a comparison is itself tested.
+    The first entry is the baseline; a comparison of one entry raises `ConfigError`. Two equal entries with different
+    labels stay two: that is how the comparison itself is tested.
     """
     merged: list[Cell] = []
     groups: dict[str, list[Cell]] = {}
@@ -101,7 +101,7 @@ def merge_compared(cells: list[Cell], resources: Resources = THIS_MACHINE) -> li
 
 
 def content_id(config: dict[str, Any], sources: tuple[Source, ...], resources: Resources = THIS_MACHINE) -> str:
-    """The hash of what determines a measurement: configuration, code, device, library versions; labels do not."""
+    """The hash of all that determines a measurement: configuration, code, device and library versions, not labels."""
     content = {
         "config": _measured(config),
         "sources": {source.name: source.sha256 for source in sources},
@@ -112,9 +112,9 @@ def content_id(config: dict[str, Any], sources: tuple[Source, ...], resources: R
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def forget() -> None:
-    """Read code and models anew: a plan that is made later may find others."""
-    code.forget()
+def clear_caches() -> None:
+    """Clear the caches of source code and inputs, since files may change before the next plan."""
+    code.clear_caches()
     _identity.cache_clear()
 
 
@@ -122,20 +122,20 @@ def _cell(config: dict[str, Any], timeout: float, resources: Resources) -> Cell:
     try:
         sources = _sources(config)
         return Cell(config, content_id(config, sources, resources), timeout, sources=sources)
-    except ValueError as error:  # what inputs are read from is not there
+    except ValueError as error:  # a file or model that the inputs come from is missing
         raise ConfigError(one_line(error)) from None
 
 
 @functools.cache
 def _identity(source: str) -> dict[str, Any]:
-    """What is read for the inputs that a JSON text describes: once for all cells, files may be large."""
+    """The identity of the inputs that a JSON text describes. Cached for all cells, since files may be large."""
     return inputs.source(json.loads(source)).identity()
 
 
 def _measured(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration without labels, and with the kind of device only: the machine's identity says which.
+    """The configuration without labels, and with only the kind of device: the machine's identity names the model.
 
-    The `num_features` of a comparison is left out: the hyperparameters of its mechanisms say it.
+    A comparison's `num_features` is left out, since the hyperparameters of its mechanisms include it.
     """
     bench = dict(config["bench"])
     if "against" in bench:
@@ -149,11 +149,11 @@ def _measured(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sources(config: dict[str, Any]) -> tuple[Source, ...]:
-    """The code that a measurement runs: child process, benchmark, inputs, and every mechanism that these call."""
+    """The code that a measurement runs: child process, benchmark, inputs, and every mechanism that these use."""
     names = {info.name for info in _infos(config)}
     suite = ["bench.execution.child", measures.get(config["bench"]["name"]).__module__]
     through: frozenset[str] = frozenset()
-    if "task" not in config:  # what trains reads its task
+    if "task" not in config:  # a benchmark that trains reads its task instead
         source = inputs.source(config["inputs"])
         suite, through = [*suite, type(source).__module__], source.mechanisms()
     if calls(closure(tuple(suite)), "exact"):
@@ -164,7 +164,7 @@ def _sources(config: dict[str, Any]) -> tuple[Source, ...]:
 
 
 def _infos(config: dict[str, Any]) -> list[attention_zoo.AttentionInfo]:
-    """What is known of the mechanisms of a cell."""
+    """The registry's entries for the mechanisms of a cell."""
     mechanisms = [config["attention"], *(other["attention"] for other in config["bench"].get("against", ()))]
     return [attention_zoo.info(mechanism["name"]) for mechanism in mechanisms]
 
@@ -183,8 +183,8 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
             if f"attention.{size}" in variant.overridden and attention[size] != asked:
                 raise ConfigError(f"attention.{size}={attention[size]}: contradicts bench.num_features={asked}")
             attention[size] = asked
-        elif not measures.get(bench["name"]).compares:  # there, others of the cell may have what was asked for
-            bench["num_features"] = None if size is None else attention[size]  # None: one cell, whatever is asked for
+        elif not measures.get(bench["name"]).compares:  # in a comparison, another entry may have a size
+            bench["num_features"] = None if size is None else attention[size]  # None: one cell for all values
     sizes = {key: getattr(config, key) for key in SIZES}
     sizes["batch_size"] = config.batch_size or config.tokens_per_batch // config.seq_len
     if not sizes["batch_size"]:
@@ -206,14 +206,14 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
 
 
 def _complete(attention: Mapping[str, Any]) -> dict[str, Any]:
-    """A mechanism with all its hyperparameters, each value in one spelling: `scale=1` is 1.0 however written."""
+    """A mechanism with all hyperparameters; equal values get one spelling: `scale=1` and `scale=1.0` are both 1.0."""
     defaults, floats = _hyperparameters(attention_zoo.attention_class(attention["name"]))  # type: ignore[arg-type]
     return spelled({"name": None, **defaults, **attention}, floats)
 
 
 @functools.cache
 def _hyperparameters(mechanism: type[attention_zoo.Attention]) -> tuple[dict[str, Any], frozenset[str]]:
-    """The defaults of a mechanism that a configuration can say, and which of its hyperparameters are floats."""
+    """A mechanism's defaults that a configuration can express, and the names of the hyperparameters that are floats."""
     parameters = inspect.signature(mechanism.__init__).parameters
     floats = (key for key, p in parameters.items() if "float" in str(p.annotation) or isinstance(p.default, float))
     defaults = attention_zoo.hyperparameters(mechanism.info.name)
@@ -221,7 +221,7 @@ def _hyperparameters(mechanism: type[attention_zoo.Attention]) -> tuple[dict[str
 
 
 def _label(variant: Variant, attention: dict[str, Any]) -> str:
-    """The variant's name and the hyperparameters that it has not from its file."""
+    """The variant's name and the hyperparameters whose values do not come from its file."""
     own = {**_complete({**variant.attention, "name": attention["name"]}), "name": variant.attention.get("name")}
     words = (
         f"{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'), default=str)}"

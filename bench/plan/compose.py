@@ -24,7 +24,7 @@ from bench.plan.data import require_no_secret, require_text, shown
 
 NOT_OF_A_CELL = ("hydra", "grids")
 OF_THE_GRIDS = ("experiment", "size", "max_cells", "dry_run", "grids")
-# What the command line may say to Hydra; more would run code that it names, or be something else than a sweep.
+# The only setting of Hydra that the command line may change; others could run code, or would not run a sweep.
 OF_HYDRA = "hydra.launcher"
 MECHANISM = re.compile(r"attention=([A-Za-z_]\w*)", re.ASCII)
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
@@ -33,7 +33,7 @@ Load = Callable[[list[str]], DictConfig]
 
 
 def parsed(arguments: Sequence[str]) -> list[Override]:
-    """The overrides of a command line or of a grid; a `ConfigError` names one that cannot be read or is no data."""
+    """Parse the overrides of a command line or grid; `ConfigError` names one that is malformed or not plain data."""
     overrides = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -63,7 +63,7 @@ def parsed(arguments: Sequence[str]) -> list[Override]:
 
 
 def grid_choices(arguments: Sequence[str]) -> list[str]:
-    """The overrides that decide which grids there are and how they are run, each with one value; others are of jobs."""
+    """The overrides that choose the grids and how to run them, each with one value; the others belong to the jobs."""
     choices = [o for o in parsed(arguments) if o.key_or_group.split(".")[0] in OF_THE_GRIDS or o.is_hydra_override()]
     for choice in choices:
         several = choice.is_sweep_override() or isinstance(choice.value(), list)
@@ -75,17 +75,17 @@ def grid_choices(arguments: Sequence[str]) -> list[str]:
 def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     """The overrides of every job: each grid of `config.grids[config.size]`, crossed with the command line.
 
-    A key on the command line replaces the grid's; a mechanism also replaces the settings that the grid gives its own.
-    A size that the experiment does not have, and too many jobs, are a `ConfigError`.
+    A key on the command line replaces the grid's key; `attention=` also replaces the grid's `attention.*` settings.
+    Raises `ConfigError` for a size that the experiment does not have, and for too many jobs.
     """
     overrides = parsed(arguments)
     typed = {override.key_or_group for override in overrides}
     limit = config.max_cells
-    if type(limit) is not int or limit < 1:  # before anything is expanded
+    if type(limit) is not int or limit < 1:  # checked before anything is expanded
         raise ConfigError(f"max_cells={shown(limit)}: must be an integer, at least 1")
-    jobs: dict[tuple[str, ...], None] = {}  # grids that the command line made equal give a job once
+    jobs: dict[tuple[str, ...], None] = {}  # each job once, also when overrides made grids equal
     for grid in _grids(config):
-        others = "attention" in grid and "attention" in typed  # of another mechanism than the one that is typed
+        others = "attention" in grid and "attention" in typed  # the grid's settings belong to another mechanism
         replaced = {key for key in grid if key in typed or (others and str(key).startswith("attention."))}
         kept = {key: value for key, value in grid.items() if key not in replaced}
         together = [*parsed([f"{key}={'null' if value is None else value}" for key, value in kept.items()]), *overrides]
@@ -99,13 +99,13 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
 def compose_jobs(load: Load, jobs: Sequence[Sequence[str]]) -> list[tuple[dict[str, Any], Variant]]:
     """The configuration of every job, as plain data, with the variant of its mechanism.
 
-    `load` composes a configuration that includes Hydra's own node. It takes a tenth of a second, so it is called once
-    for all mechanisms, and once for each choice of other groups; values are set on copies.
+    `load` composes a configuration that includes Hydra's own node. One call takes 0.1 s, so it is called once for all
+    mechanisms and once for each choice of other groups; plain values are set on copies.
     """
     found = [MECHANISM.fullmatch(text) for job in jobs for text in job]
     names = dict.fromkeys(name[1] for name in found if name)
     variants: dict[str, Any] = {}
-    # What is wrong with one of them is said below, of that one.
+    # If one mechanism's file is wrong, the error is raised below, for that mechanism.
     with contextlib.suppress(ConfigError, HydraException, OmegaConfBaseException, YAMLError):
         together = load([f"+attention@variants.{name}={name}" for name in names])
         variants = _plain(together).get("variants", {})
@@ -127,13 +127,13 @@ def compose_jobs(load: Load, jobs: Sequence[Sequence[str]]) -> list[tuple[dict[s
 
 
 def _base(load: Load, choices: Sequence[str], variants: Mapping[str, Any]) -> tuple[dict[str, Any], Variant]:
-    """What a choice of groups means, with the variant of its mechanism."""
+    """The configuration for a choice of groups, with the variant of its mechanism."""
     keys = {text: text.partition("=")[0] for text in choices}
     others = [text for text in choices if keys[text] != "attention"]
     name = "".join(text.partition("=")[2] for text in choices if text not in others)
     if "name" in variants.get(name, ()) and not any("attention" in keys[text] for text in others):
         config = _plain(load([*others, "attention=[]"]))
-        if "attention" not in config:  # only the file of the mechanism says what it is
+        if "attention" not in config:  # then only the mechanism's file sets it
             return {**config, "attention": variants[name]}, Variant(name, variants[name])
     loaded = load([*choices])
     name = loaded.hydra.runtime.choices.get("attention")
@@ -144,7 +144,7 @@ def _base(load: Load, choices: Sequence[str], variants: Mapping[str, Any]) -> tu
 
 
 def _grids(config: DictConfig) -> list[dict[str, Any]]:
-    """The grids of the chosen size, each by keys; one of nothing where there are none."""
+    """The grids of the chosen size, each a dict by key; one empty grid if the experiment has none."""
     grids = config.get("grids") or {}
     grids = OmegaConf.to_container(grids) if OmegaConf.is_config(grids) else grids
     if not isinstance(grids, dict):
@@ -167,7 +167,7 @@ def _grids(config: DictConfig) -> list[dict[str, Any]]:
 
 
 def _choices(override: Override) -> int:
-    """How many values an override sweeps over, without making them: a range may have more than memory holds."""
+    """How many values an override sweeps over, without listing them: a range may be larger than memory."""
     value = override.value()
     if isinstance(value, RangeSweep):
         assert value.start is not None and value.stop is not None
@@ -181,7 +181,7 @@ def _choices(override: Override) -> int:
 
 
 def _alternatives(overrides: Sequence[Override]) -> Iterable[list[str]]:
-    """For each key the overrides that set one of its values; the last word on a key counts."""
+    """For each key, the overrides that set one of its values; of repeated keys the last one counts."""
     alternatives = {}
     for override in overrides:
         key = override.get_key_element()
@@ -202,19 +202,19 @@ def _parsed(override: str) -> Override:
 
 
 def _is_value(override: Override) -> bool:
-    """Whether it sets a value that is there, as opposed to choosing a file, adding or deleting something."""
+    """Whether the override sets an existing value, rather than choosing a file, adding or deleting a key."""
     is_plain = override.type == OverrideType.CHANGE and override.package is None and not override.is_hydra_override()
     return is_plain and override.key_or_group not in GROUPS
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
-    """The keys of a cell, with interpolations as they are written."""
+    """The keys of a cell; interpolations are not resolved."""
     container: Any = OmegaConf.to_container(config, resolve=False)
     return {key: value for key, value in container.items() if key not in NOT_OF_A_CELL}
 
 
 def _set(config: dict[str, Any], key: str, value: Any) -> bool:
-    """Replace a plain value that is there; what takes more than that is left to Hydra, a thousand times slower."""
+    """Replace an existing plain value; returns False if that is not enough (Hydra then does it, 1000 times slower)."""
     *path, last = key.split(".")
     node: Any = config
     for name in path:

@@ -1,16 +1,16 @@
-"""Where the configuration files lie, and what each says of itself; nothing of Hydra is needed to know it."""
+"""Where the configuration files are, and the first sentence of each; works without Hydra."""
 
 import re
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
-# An installed package has them inside it, everything else beside it: in a checkout, a folder of that name inside may
-# hold files that git does not know, from when all of it was there.
+# An installed package contains conf/, a checkout has it beside the package. An old checkout may still have a conf/
+# inside with untracked files only, so look for config.yaml.
 CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if (folder / "config.yaml").is_file())
 
 
 def about(group: str) -> dict[str, str]:
-    """For each name of a group of files, sorted, the first sentence of the comment that its file begins with."""
+    """The first sentence of each file's leading comment, by file name (sorted), for a group of configuration files."""
     return {path.stem: _sentence(path.read_text(encoding="utf-8")) for path in sorted((CONF / group).glob("*.yaml"))}
 
 

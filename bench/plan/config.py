@@ -1,4 +1,4 @@
-"""One checked configuration: what a user may set, beside what benchmarks and inputs declare themselves."""
+"""The checked configuration of one cell: all settings except those that benchmarks and inputs declare themselves."""
 
 import dataclasses
 import inspect
@@ -21,66 +21,66 @@ from bench.plan.data import is_data, leaves, require_data
 from bench.training import settings as training
 
 YEAR_S = 365 * 86400
-# Of a size: two of them are a number of 64 bits.
+# Largest size: the product of two must fit in int64.
 LARGEST = 2**31 - 1
-# Of benchmarks that train only; nothing is chosen where a file does not say so.
+# Only for benchmarks that train; None unless a file chooses one.
 OF_TRAINING = ("model", "task", "training")
 
 
 @dataclass
 class Tracking:
-    """Where runs are mirrored to."""
+    """Tracking of runs in MLflow."""
 
-    name: str = setting("mlflow", "where runs are mirrored to", choices=("mlflow", "none"))
-    experiment: str = setting("attention-zoo", "name of the experiment in the store")
-    uri: str | None = setting(None, "address of an MLflow store; null: SQLite in results_dir")
+    name: str = setting("mlflow", "tracking server that runs are copied to: mlflow or none", choices=("mlflow", "none"))
+    experiment: str = setting("attention-zoo", "name of the MLflow experiment")
+    uri: str | None = setting(None, "MLflow tracking URI; null: an SQLite file in results_dir")
 
 
 @dataclass
 class Config:
-    """One cell, and how to run it."""
+    """The settings of one cell, and of the sweep that runs it."""
 
     attention: dict[str, Any]
     bench: dict[str, Any]
     inputs: dict[str, Any]
     tracking: dict[str, Any]
-    # Of benchmarks that train.
+    # Only for benchmarks that train.
     model: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
-    seq_len: int = setting(1024, "n, tokens of a sequence", minimum=1, maximum=LARGEST)
+    seq_len: int = setting(1024, "sequence length n, in tokens", minimum=1, maximum=LARGEST)
     batch_size: int | None = setting(None, "sequences; null: tokens_per_batch // seq_len", minimum=1, maximum=LARGEST)
     tokens_per_batch: int = setting(
-        16384, "sequences times seq_len, where batch_size is null", minimum=1, maximum=LARGEST
+        16384, "tokens per batch (batch size times seq_len), if batch_size is null", minimum=1, maximum=LARGEST
     )
-    num_heads: int = setting(12, "heads of attention", minimum=1, maximum=LARGEST)
-    head_dim: int = setting(64, "h, numbers of a head", minimum=1, maximum=LARGEST)
-    dtype: str = setting("float32", "of query, key and value", choices=DTYPES)
-    causal: bool = setting(False, "whether a token sees only itself and those before it")
-    device: str = setting("auto", "auto (a GPU where there is one), cpu, cuda or cuda:N")
+    num_heads: int = setting(12, "number of attention heads", minimum=1, maximum=LARGEST)
+    head_dim: int = setting(64, "dimension h of each head", minimum=1, maximum=LARGEST)
+    dtype: str = setting("float32", "dtype of query, key and value", choices=DTYPES)
+    causal: bool = setting(False, "causal attention: a token attends to itself and earlier tokens only")
+    device: str = setting("auto", "auto (a GPU if there is one), cpu, cuda or cuda:N")
     impl: str = setting(
         "auto",
-        "auto (fused where it takes the input), reference (readable code) or fused (fast code)",
+        "implementation: auto (fused if it supports the input), reference (readable code) or fused (fast code)",
         choices=("auto", "reference", "fused"),
     )
-    seed: int = setting(0, "number from which everything random is drawn", minimum=0)
+    seed: int = setting(0, "random seed", minimum=0)
     repeats: int = setting(
-        10, "samples of a latency, rounds of a comparison, draws of an error", minimum=1, maximum=1_000_000
+        10, "samples of a latency, rounds of a comparison, or random draws of an error", minimum=1, maximum=1_000_000
     )
     timeout: float = setting(
-        600.0, "most seconds of a cell, without those in which Triton compiles", above=0, maximum=YEAR_S
+        600.0, "time limit of a cell in seconds, not counting Triton's compilation", above=0, maximum=YEAR_S
     )
     rerun: str = setting(
-        "failed", "which records to measure again, beside what is missing", choices=("failed", "disturbed", "all")
+        "failed", "records to measure again: failed, also disturbed, or all", choices=("failed", "disturbed", "all")
     )
-    results_dir: str = setting("runs", "folder of the records")
-    size: str = setting("laptop", "size of an experiment", choices=("minutes", "laptop", "night", "paper"))
-    max_cells: int = setting(10_000, "most cells that a command may ask for", minimum=1)
-    dry_run: bool = setting(False, "say what there is to measure and how long it may take, and do nothing")
+    results_dir: str = setting("runs", "folder for the records")
+    size: str = setting("laptop", "size of the experiment", choices=("minutes", "laptop", "night", "paper"))
+    max_cells: int = setting(10_000, "largest number of cells in one command", minimum=1)
+    dry_run: bool = setting(False, "only print what would be measured and how long it may take")
 
 
-def kind(group: str, name: Any) -> type | None:
-    """The class that `name` means in a group of files; None for a name that nobody knows."""
+def schema_class(group: str, name: Any) -> type | None:
+    """The class that defines the settings of `name` in a configuration group; None if the name is unknown."""
     if group in ("config", "training", "tracking"):
         return {"config": Config, "training": training.Training, "tracking": Tracking}[group]
     if not isinstance(name, str):
@@ -96,8 +96,8 @@ def kind(group: str, name: Any) -> type | None:
 
 
 def defaults(group: str, name: Any) -> dict[str, Any]:
-    """The settings of what `name` means in a group of files, with their defaults; none for a name that nobody knows."""
-    found = kind(group, name)
+    """The default settings of `name` in a configuration group; empty if the name is unknown."""
+    found = schema_class(group, name)
     if found is None or (group == "tracking" and name != "mlflow"):
         return {}
     if group == "inputs":
@@ -109,8 +109,8 @@ def defaults(group: str, name: Any) -> dict[str, Any]:
 
 
 def meanings(group: str, name: Any) -> dict[str, str]:
-    """What the settings of what `name` means in a group mean, in a few words each."""
-    found = kind(group, name)
+    """A short description of each setting of `name` in a configuration group."""
+    found = schema_class(group, name)
     if group == "attention":
         lines = [schema.documented(inspect.getdoc(base) or "") for base in reversed(found.__mro__)] if found else []
         return {key: says for own in lines for key, says in own.items()}
@@ -118,7 +118,7 @@ def meanings(group: str, name: Any) -> dict[str, str]:
 
 
 def keys_that_end(name: str) -> str:
-    """The settings of groups that have this name behind their dot, and of what: `bench.num_features (of flops)`."""
+    """The group settings with this last name, and whose they are, such as `bench.num_features (of flops)`."""
     groups: dict[str, list[str]] = {"attention": attention_zoo.list_attentions(), "bench": measures.list_benchmarks()}
     groups |= {"inputs": [*SOURCES], "model": [*models.MODELS], "task": [*tasks.TASKS], "training": [""]}
     having = {group: [one for one in names if name in defaults(group, one)] for group, names in groups.items()}
@@ -157,12 +157,12 @@ def check(values: Mapping[str, Any]) -> Config:
 
 
 def _check_training(config: Config, bench: str) -> None:
-    """What a benchmark that trains reads instead of inputs."""
+    """Check model, task and training, which a benchmark that trains reads instead of inputs."""
     for key, example in (("model", "transformer_tiny"), ("task", "reversal"), ("training", "default")):
         if getattr(config, key) is None:
             raise ConfigError(f"{key}=null: bench={bench} needs one, such as {key}={example}")
     assert config.model is not None and config.task is not None and config.training is not None
-    if config.dtype == "float16":  # whose gradients vanish where losses are not scaled
+    if config.dtype == "float16":  # its gradients underflow without loss scaling
         raise ConfigError(f"dtype=float16: bench={bench} trains in float64, float32 or bfloat16")
     config.model = described(models.settings(config.model))
     config.task = described(tasks.settings(config.task))
@@ -170,19 +170,19 @@ def _check_training(config: Config, bench: str) -> None:
 
 
 def _require_default(group: str, given: Mapping[str, Any], default: Mapping[str, Any], why: str) -> None:
-    """Refuse a group's settings that would be ignored, by the first one that somebody has set."""
+    """Refuse the first setting of a group that differs from its default, if the group would be ignored."""
     for key, value in given.items():
         if key not in default or value != default[key]:
             raise ConfigError(f"{group if key == 'name' else f'{group}.{key}'}={value}: {why}, leave it out")
 
 
 def split(config: Config) -> list[Config]:
-    """A configuration for each cell: what cannot be measured of one pass must not cost the others."""
+    """One configuration per cell: forward and backward pass, say, so that one that fails does not cost the other."""
     return [dataclasses.replace(config, bench=bench) for bench in measures.split(config.bench)]
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with interpolations between keys resolved, and everything that runs code refused."""
+    """The values with interpolations between keys resolved; refuses everything that would run code."""
     require_data(values)
     if not any(isinstance(value, str) and ("${" in value or value == "???") for _, value in leaves(values)):
         return dict(values)
@@ -195,5 +195,5 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 def _inputs(values: dict[str, Any]) -> dict[str, Any]:
     try:
         return described(source(values))
-    except ValueError as error:  # a folder that is not there, or is not read with these
+    except ValueError as error:  # a missing folder, or settings that do not fit it
         raise ConfigError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Configurations are data: what a value may be before anything is done with it."""
+"""Configurations are plain data: which values are allowed, before anything uses them."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -9,16 +9,16 @@ LARGEST = 2**63 - 1
 
 
 def shown(value: Any) -> str:
-    """A value for a message, bounded."""
+    """A value as text for a message, shortened if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         return f"{type(value).__name__}(...)"
     return text if len(text) <= 120 else f"{text[:100]}... ({len(text):,} characters)"
 
 
 def require_data(values: Mapping[str, Any]) -> None:
-    """Refuse what is no data, cannot be stored, or must not be, in a `ConfigError` that names the key."""
+    """Refuse values that are not plain data, or cannot or must not be stored; the `ConfigError` names the key."""
     for key, value in leaves(values):
         require_no_secret(key)
         if isinstance(value, str):
@@ -37,7 +37,7 @@ def require_data(values: Mapping[str, Any]) -> None:
 
 
 def require_text(key: str, text: str) -> None:
-    """Refuse text that cannot be stored, or must not be, without repeating it."""
+    """Refuse text that cannot or must not be stored; the message does not repeat a secret."""
     why = None
     if text != text.encode(errors="replace").decode():
         why = "must be Unicode"
@@ -51,13 +51,13 @@ def require_text(key: str, text: str) -> None:
 
 
 def require_no_secret(key: str) -> None:
-    """Refuse a key whose value is private, without repeating it: command lines are kept in records."""
+    """Refuse a key that looks like a secret, without its value: records keep the command line."""
     if is_secret(key):
         raise ConfigError(f"{key.lstrip('+~')}: looks like a secret, and records keep it; use an environment variable")
 
 
 def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that holds no others, by its dotted key."""
+    """All values that are not containers, each with its dotted key."""
     if isinstance(node, dict) and node:
         for name, child in node.items():
             yield from leaves(child, f"{key}.{name}" if key else str(name))
@@ -69,12 +69,12 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_data(value: Any) -> bool:
-    """Whether a default can be written into a configuration."""
+    """Whether a default value can be written in a configuration file."""
     return value is None or isinstance(value, bool | int | float | str | list | tuple)
 
 
 def spelled(values: Mapping[str, Any], floats: Collection[str] = ()) -> dict[str, Any]:
-    """The same values in one spelling: a list for a tuple, 1.0 for 1 where a float is meant, 0.0 for -0.0."""
+    """The values in one spelling: lists for tuples, 1.0 for 1 if the setting is a float, 0.0 for -0.0."""
 
     def one(value: Any, is_float: bool) -> Any:
         if isinstance(value, list | tuple):

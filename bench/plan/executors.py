@@ -1,6 +1,6 @@
-"""The suite's own launchers by name, with what a command line may say of each under `hydra.launcher`.
+"""The suite's own launchers by name, with their settings (`hydra.launcher.*` on the command line).
 
-Parameters have the names that users of Hydra's own launchers know.
+Settings have the names that users know from Hydra's own launchers.
 """
 
 import re
@@ -16,92 +16,90 @@ from bench.plan.machine import THIS_MACHINE, Resources
 
 @dataclass
 class Executor:
-    """How the cells of a plan are run."""
+    """How to run the cells of a plan."""
 
     name: ClassVar[str]
 
-    timings_alone: bool = setting(
-        True, "whether what is timed on a CPU, and comparisons, have the machine for themselves"
-    )
+    timings_alone: bool = setting(True, "run comparisons and CPU timings with nothing else on the machine")
 
     @property
     def resources(self) -> Resources:
-        """Where the cells run."""
+        """The machine, and its cores, that the cells run on."""
         return THIS_MACHINE
 
 
 @dataclass
 class Cells(Executor):
-    """In turn, each in a process of its own, on this machine."""
+    """One cell after the other on this machine, each in its own process."""
 
     name = "cells"
 
 
 @dataclass
 class Devices(Executor):
-    """On this machine, as many together as there are GPUs, and sets of cores."""
+    """On this machine, in parallel: one worker for each GPU and each set of CPU cores."""
 
     name = "devices"
 
-    cores_per_worker: int | None = setting(None, "cores of a worker on a CPU; null: one worker, with all", minimum=1)
+    cores_per_worker: int | None = setting(None, "cores per CPU worker; null: one worker with all cores", minimum=1)
 
     @property
     def resources(self) -> Resources:
-        """Here, with the cores of a worker."""
+        """This machine, with the cores of one worker."""
         return Resources(cores=self.cores_per_worker)
 
 
 @dataclass
 class Ray(Executor):
-    """As tasks of Ray, on a cluster that runs or on one on this machine that it starts."""
+    """As Ray tasks, on a running cluster or on a local one that is started for the sweep."""
 
     name = "ray"
 
-    address: str | None = setting(None, "auto or HOST:PORT of a cluster that runs; null: one here")
-    num_cpus: int = setting(1, "cores of a task, and threads of its cell", minimum=1)
-    num_gpus: int = setting(0, "GPUs of a task whose cell runs on one", minimum=0)
-    max_retries: int = setting(3, "how often a cell is tried again whose task, worker or node was lost", minimum=0)
+    address: str | None = setting(None, "running cluster: auto or HOST:PORT; null: start a local one")
+    num_cpus: int = setting(1, "CPU cores per task, and threads of its cell", minimum=1)
+    num_gpus: int = setting(0, "GPUs per task, for cells that run on a GPU", minimum=0)
+    max_retries: int = setting(3, "retries of a cell after its task, worker or node was lost", minimum=0)
 
     def __post_init__(self) -> None:
-        """Refuse an address that is none."""
+        """Refuse a malformed address."""
         if self.address is not None and not re.fullmatch(r"auto|[\w.-]+:\d{1,5}", self.address):
             raise ConfigError(f"hydra.launcher.address={self.address!r}: must be auto, HOST:PORT or null")
 
     @property
     def resources(self) -> Resources:
-        """Here, or on nodes of which nobody knows the model."""
+        """This machine, or a cluster's nodes, whose hardware is not known in advance."""
         return Resources("ray" if self.address else "", self.num_cpus, self.num_gpus > 0)
 
 
-# What the suite itself tells sbatch.
+# Options of sbatch that the suite sets itself.
 OURS = ("array", "error", "job-name", "open-mode", "output", "requeue", "signal")
 
 
 @dataclass
 class Slurm(Executor):
-    """In arrays of Slurm jobs; a job measures its cells in turn, or as many together as it has GPUs."""
+    """As arrays of Slurm jobs; a job runs its cells one after the other, or in parallel on its GPUs."""
 
     name = "slurm"
 
-    cells_per_job: int = setting(10, "cells that a job measures", minimum=1)
-    timeout_min: int = setting(60, "minutes of a job", minimum=1)
-    cpus_per_task: int = setting(1, "cores of a job", minimum=1)
-    gpus_per_node: int = setting(0, "GPUs of a job", minimum=0)
-    mem_gb: float | None = setting(None, "memory of a job; null: the cluster's default", minimum=0)
+    cells_per_job: int = setting(10, "cells per job", minimum=1)
+    timeout_min: int = setting(60, "time limit of a job, in minutes", minimum=1)
+    cpus_per_task: int = setting(1, "CPU cores per job", minimum=1)
+    gpus_per_node: int = setting(0, "GPUs per job", minimum=0)
+    mem_gb: float | None = setting(None, "memory per job in GB; null: the cluster's default", minimum=0)
     partition: str | None = setting(None, "option of sbatch")
     qos: str | None = setting(None, "option of sbatch")
     account: str | None = setting(None, "option of sbatch")
     constraint: str | None = setting(None, "option of sbatch")
     exclude: str | None = setting(None, "option of sbatch")
     gres: str | None = setting(None, "option of sbatch")
-    array_parallelism: int = setting(256, "jobs that run at once", minimum=1)
-    signal_delay_s: int = setting(60, "seconds before the end of its time in which a job saves what it has", minimum=20)
-    max_num_timeout: int = setting(3, "how often a job whose time is over queues again by itself", minimum=0)
-    setup: list[str] | None = setting(None, "lines of shell before the job")
-    additional_parameters: dict[str, Any] | None = setting(None, "further options of sbatch")
+    array_parallelism: int = setting(256, "largest number of jobs that run at the same time", minimum=1)
+    signal_delay_s: int = setting(60, "seconds before a job's time limit when it is told to stop and save", minimum=20)
+    max_num_timeout: int = setting(3, "how often a job requeues itself after its time limit", minimum=0)
+    setup: list[str] | None = setting(None, "shell commands to run before the job")
+    additional_parameters: dict[str, Any] | None = setting(None, "more options of sbatch, by name")
 
     def __post_init__(self) -> None:
-        """Refuse what would end a line of the batch script, which goes on as shell there."""
+        """Refuse text that would end a line of the batch script: what follows would run as shell."""
         texts = ("partition", "qos", "account", "constraint", "exclude", "gres")
         own = {key: getattr(self, key) for key in texts if getattr(self, key) is not None}
         for name, value in [*own.items(), *(self.additional_parameters or {}).items()]:
@@ -118,7 +116,7 @@ class Slurm(Executor):
 
     @property
     def resources(self) -> Resources:
-        """What a job asks for, as far as that decides on what kind of node it runs."""
+        """The requested options that decide what kind of node a job runs on."""
         asked = {key: getattr(self, key) for key in ("partition", "constraint", "gres")}
         name = " ".join(["slurm", *(f"{key}={value}" for key, value in asked.items() if value is not None)])
         return Resources(name, self.cpus_per_task, self.gpus_per_node > 0 or "gpu" in (self.gres or ""))
@@ -128,11 +126,11 @@ EXECUTORS: dict[str, type[Executor]] = {cls.name: cls for cls in (Cells, Devices
 
 
 def check(node: Any) -> Executor:
-    """The executor that Hydra's node of a launcher describes; a `ConfigError` where there is none."""
+    """The executor that a `hydra.launcher` node describes; raises `ConfigError` for an unknown one."""
     if not isinstance(node, Mapping) or "executor" not in node:
         raise ConfigError(f"hydra/launcher: must be one of {', '.join(EXECUTORS)}; the suite uses no other one")
     name = node["executor"]
-    if name not in list(EXECUTORS):  # it may be anything
+    if name not in list(EXECUTORS):  # a list, since the name may not be hashable
         raise ConfigError(f"hydra.launcher.executor={shown(name)}: must be one of {', '.join(EXECUTORS)}")
     values = {key: value for key, value in node.items() if key != "executor"}
     return checked(EXECUTORS[name], values, "hydra.launcher.")

@@ -1,7 +1,7 @@
-"""The configuration files, composed by Hydra as data: nothing that they say runs.
+"""Hydra composes the configuration files as plain data: nothing in them runs.
 
-Hydra reads `conf/` and the user's folders through `SettingsFiles`, a source of configurations of our own. It refuses
-what is no data. Files hold presets: it adds the defaults of the class that a file names.
+Hydra reads `conf/` and a user's folder through `SettingsFiles`, our own config source. It refuses everything that is
+not plain data. Files are presets: it adds the defaults of the class that a file names.
 """
 
 import difflib
@@ -34,15 +34,15 @@ from bench.plan.conf import CONF, about
 from bench.plan.data import require_data, shown
 
 NAME = "config"
-# Names that a message lists.
+# A message lists at most this many names.
 MANY = 30
-# Of Hydra's own node: what Hydra writes itself, what a command line may say, and what only its own runs read.
+# The parts of Hydra's node that may change: what Hydra writes itself, and what the command line may set.
 WRITTEN = ("overrides", "runtime", "searchpath", "launcher", "job")
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn every mistake in a configuration into a `ConfigError`: one line with key, value and what is allowed."""
+    """Turn every mistake in a configuration into a `ConfigError`: one line with the key, its value, what is allowed."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
@@ -79,15 +79,15 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 
 class SettingsFiles(ConfigSource):
-    """A folder of YAML files, each completed with the defaults of what it describes."""
+    """A folder of YAML files; adds to each the defaults of the class that it configures."""
 
     @staticmethod
     def scheme() -> str:
-        """The name of this kind of folder in Hydra's search path."""
+        """The URL scheme of these folders in Hydra's search path."""
         return "settings"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """What a file says; raises `ConfigError` where it is no data, or no file in a group."""
+        """Read a file; raises `ConfigError` if it is not plain data, or its path leaves the group."""
         group, _, name = config_path.rpartition("/")
         if ".." in Path(config_path).parts:
             raise ConfigError(f"{group.partition('/')[0]}={name}: must be the name of a file in {group}/")
@@ -101,15 +101,15 @@ class SettingsFiles(ConfigSource):
         return ConfigResult(self.provider, self.full_path(), config, header)
 
     def available(self) -> bool:
-        """Whether the folder is there."""
+        """Whether the folder exists."""
         return self.is_group("")
 
     def is_group(self, config_path: str) -> bool:
-        """Whether this is a folder of files to choose from."""
+        """Whether this is a folder of configuration files."""
         return self._path(config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
-        """Whether this is a file."""
+        """Whether this is a configuration file."""
         return self._path(f"{config_path}.yaml").is_file()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
@@ -124,10 +124,10 @@ class SettingsFiles(ConfigSource):
 
 
 class OwnFolder(SearchPathPlugin):
-    """Lets Hydra read `conf/` as `SettingsFiles`; other programs' folders stay as they are."""
+    """Lets Hydra read `conf/` through `SettingsFiles`; other programs' folders stay as they are."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """What Hydra calls before it looks for anything."""
+        """Hydra calls this before it looks for files."""
         for element in search_path.get_path():
             if element.path == str(CONF):
                 element.path = _url(CONF)
@@ -140,7 +140,7 @@ for _name, _executor in executors.EXECUTORS.items():
 
 
 class Loader:
-    """Composes configurations of `conf/` and perhaps a folder of the user's, which must be there."""
+    """Composes configurations from `conf/` and, if given, a user's folder, which must exist."""
 
     def __init__(self, folder: str | None = None) -> None:
         if folder is not None and not os.path.isdir(folder):
@@ -149,7 +149,7 @@ class Loader:
         self.own = [] if folder is None else [f"hydra.searchpath=['{quoted}']"]  # read as `SettingsFiles`
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose a configuration, Hydra's own node included; nobody changes it. What it raises, `explained` says."""
+        """Compose a configuration with Hydra's own node. It is cached: do not change it. `explained` wraps errors."""
         arguments = (*self.own, *overrides)
         if self.own:
             return _composed.__wrapped__(arguments, 0)
@@ -158,14 +158,14 @@ class Loader:
 
 @functools.lru_cache(maxsize=512)
 def _composed(arguments: tuple[str, ...], state: int) -> DictConfig:
-    """What Hydra composes: kept until `conf/` has another state, for it takes a tenth of a second."""
+    """Compose with Hydra. Cached until a file in `conf/` changes, since it takes 0.1 s."""
     try:
         with warnings.catch_warnings(), initialize_config_dir(str(CONF), job_name="bench", version_base="1.3"):
             warnings.simplefilter("ignore")
             config = compose(NAME, list(arguments), return_hydra_config=True)
     except (ConfigError, HydraException, OmegaConfBaseException, YAMLError):
         raise
-    except Exception as error:  # a list where a mapping is meant, and whatever else Hydra does not expect
+    except Exception as error:  # a list instead of a mapping, say, which Hydra does not expect
         typed = " ".join(argument for argument in arguments if not argument.startswith("hydra.searchpath="))
         raise ConfigError(f"{shown(typed or NAME)}: cannot be composed: {one_line(error)}") from error
     raw: Any = OmegaConf.to_container(config, resolve=False)
@@ -179,7 +179,7 @@ def _url(folder: str | Path) -> str:
 
 
 def _read(file: Path) -> Any:
-    """What a file holds, as OmegaConf has it."""
+    """Parse a YAML file with OmegaConf."""
     try:
         return OmegaConf.load(file)
     except UnicodeDecodeError as error:
@@ -188,12 +188,12 @@ def _read(file: Path) -> Any:
         raise ConfigError(f"{file}: nested too deeply") from None
     except (OmegaConfBaseException, MarkedYAMLError):
         raise
-    except Exception as error:  # of a tag such as !!int, say
+    except Exception as error:  # a tag such as !!int, say
         raise ConfigError(f"{file}: {one_line(error)}") from error
 
 
 def _completed(config: DictConfig, group: str, is_global: bool) -> DictConfig:
-    """What a file says, over the defaults of the class that its group and `name` mean."""
+    """A file's settings, merged over the defaults of the class that its group and `name` select."""
     node = config.get(group) if is_global else config
     if not isinstance(node, DictConfig):
         return config
@@ -203,13 +203,13 @@ def _completed(config: DictConfig, group: str, is_global: bool) -> DictConfig:
 
 @functools.cache
 def _own() -> Any:
-    """Hydra's node as `conf/` has it."""
+    """Hydra's own node, as `conf/` sets it."""
     with initialize_config_dir(str(CONF), job_name="bench", version_base="1.3"):
         return OmegaConf.to_container(compose(NAME, return_hydra_config=True).hydra)
 
 
 def _require_own(node: dict[str, Any]) -> None:
-    """Refuse what would make Hydra run code, write elsewhere, or do something else than a sweep."""
+    """Refuse settings that would make Hydra run code, write elsewhere, or not run a sweep."""
     for key, value in node.items():
         if key not in WRITTEN and value != _own().get(key):
             raise ConfigError(f"hydra.{key}: must stay as it is, configs are data and every command is a sweep")

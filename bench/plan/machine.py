@@ -1,4 +1,4 @@
-"""Where a record comes from: the machine, without touching a GPU, and the version of the code."""
+"""The machine (without initialising a GPU) and the version of the code, for records and cell ids."""
 
 import dataclasses
 import functools
@@ -19,32 +19,32 @@ from bench.common.errors import ConfigError
 
 LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "retention", "transformers")
 ON_CPU = ("cpu_model", "cpu_count", "omp_num_threads", "torch")
-# The host's processor launches the kernels, and short ones take as long as that does.
+# The host's CPU launches the kernels, and for short kernels launching takes longest.
 ON_GPU = ("gpu_name", "gpu_driver", "torch", "torch_cuda", "cudnn", "triton", "flash-attn", "cpu_model")
-# Versions of Triton from the first to before the second that are known to compile something wrongly, and what.
+# Versions of Triton with a known wrong compilation: from the first, before the second, and what is wrong.
 MISCOMPILES = (
     ("3.4", "3.7.1", "products with the transpose of an accumulator on sm_90 (flash-linear-attention 640 and 983)"),
     ("3.7.1", "3.7.2", "a kernel of flash-linear-attention with some numbers of warps (its 984 and 988)"),
 )
-# What nobody knows of a node before a scheduler has chosen it.
+# Facts about a node that are unknown until a scheduler has chosen it.
 OF_A_NODE = ("cpu_model", "gpu_name", "gpu_driver")
-# Records may be tracked too: a new one changes nothing that is measured.
+# Records may be in git, too; new ones change nothing that is measured.
 MEASURING = (":/attention_zoo", ":/bench", ":/conf")
-# `git archive` writes the commit into `commit.txt` here, for machines that have neither git nor a checkout.
+# `git archive` writes the commit to `commit.txt` here, for machines that have neither git nor a checkout.
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Where cells will run, as far as their ids depend on it: this machine, or what a scheduler is asked for.
+    """Where cells will run, as far as their ids depend on it: on this machine, or on a node from a scheduler.
 
-    No node is known when cells are planned for a scheduler: ids hold what it is asked for, such as `slurm a100`, and
-    records say which node it was.
+    The node is unknown when cells are planned for a scheduler. Their ids contain the request, such as `slurm a100`,
+    and records name the node.
     """
 
-    name: str = ""  # empty for this machine, whose facts are in the ids of its cells
-    cores: int | None = None  # processors of a worker; None: all that this process may use
-    gpus: bool = False  # whether workers elsewhere have one
+    name: str = ""  # empty: this machine, whose facts are then in the ids
+    cores: int | None = None  # cores of a worker; None: all that this process may use
+    gpus: bool = False  # whether a scheduler's workers have a GPU
 
 
 THIS_MACHINE = Resources()
@@ -52,7 +52,7 @@ THIS_MACHINE = Resources()
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver names it; `part_of` is the UUID of the one that it is a part of (MIG)."""
+    """A GPU, as its driver describes it; for a MIG slice, `part_of` is the UUID of the whole GPU."""
 
     index: str
     uuid: str
@@ -68,13 +68,13 @@ def is_gpu(device: str) -> bool:
 
 
 def choose_device(setting: str, resources: Resources = THIS_MACHINE) -> str:
-    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means; N counts the GPUs of CUDA_VISIBLE_DEVICES.
+    """Resolve `auto`, `cpu`, `cuda` or `cuda:N` to a device; N counts the GPUs of CUDA_VISIBLE_DEVICES.
 
-    One that is not there, or that the installed torch cannot use, is a `ConfigError`.
+    Raises `ConfigError` for a device that does not exist, or that the installed torch cannot use.
     """
     if setting != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", setting):
         raise ConfigError(f"device={setting!r}: must be one of auto, cpu, cuda, cuda:0, cuda:1, ...")
-    if resources.name:  # a worker there sees one GPU, or none
+    if resources.name:  # a scheduler's worker sees one GPU or none
         count, reason = int(resources.gpus), f"{resources.name} is asked for no GPU; hydra.launcher says for how many"
     elif torch_cuda():
         count, reason = len(visible_gpus()), "this machine shows no GPU; must be auto or cpu"
@@ -92,18 +92,18 @@ def choose_device(setting: str, resources: Resources = THIS_MACHINE) -> str:
 
 
 def gpu(device: str) -> Gpu | None:
-    """The GPU that a resolved configuration's device is; None for `cpu`."""
+    """The GPU of a resolved device such as `cuda:0`; None for `cpu`."""
     return visible_gpus()[int(device.partition(":")[2] or 0)] if is_gpu(device) else None
 
 
 def gpus_like_the_first() -> list[str]:
-    """The devices whose measurements are those of `cuda:0`, itself among them."""
+    """The devices with the measuring identity of `cuda:0`, itself included."""
     devices = [f"cuda:{index}" for index in range(len(visible_gpus()))]
     return [device for device in devices if measuring_identity(device) == measuring_identity("cuda:0")]
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that the driver shows and CUDA_VISIBLE_DEVICES (indices as `nvidia-smi` counts, or UUIDs) leaves."""
+    """The GPUs that the driver lists and CUDA_VISIBLE_DEVICES (indices of `nvidia-smi`, or UUIDs) leaves visible."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return _all_gpus()
@@ -112,15 +112,15 @@ def visible_gpus() -> tuple[Gpu, ...]:
         known = _slices() if entry.startswith("MIG-") else _all_gpus()
         matching = [g for g in known if entry == g.index or (len(entry) > 4 and g.uuid.startswith(entry))]
         if not matching:
-            break  # CUDA, too, ignores what follows an entry that names no GPU
+            break  # CUDA, too, ignores all entries after an invalid one
         visible.append(matching[0])
     return tuple(visible)
 
 
 def machine(device: str = "cpu", resources: Resources = THIS_MACHINE) -> dict[str, Any]:
-    """Facts about this machine: processor, memory, operating system, the versions of what computes, and the GPU used.
+    """Facts about this machine: CPU, memory, operating system, library versions, and the GPU of `device`.
 
-    With the `device` of a resolved configuration, and the `resources` of cells, of which a worker may have some cores.
+    `device` is a resolved one; `resources` says how many cores a worker has.
     """
     used = gpu(device)
     return {
@@ -135,15 +135,15 @@ def machine(device: str = "cpu", resources: Resources = THIS_MACHINE) -> dict[st
 
 
 def _miscompiles(triton: str | None) -> str | None:
-    """What this version of Triton is known to compile wrongly; None where nothing is known of it."""
+    """What this version of Triton is known to compile wrongly; None if nothing is known."""
     version = Version(triton or "0")
     return "; ".join(what for first, after, what in MISCOMPILES if Version(first) <= version < Version(after)) or None
 
 
 def measuring_identity(device: str, resources: Resources = THIS_MACHINE) -> dict[str, Any]:
-    """The facts that a measurement on `device` depends on: part of a cell's id. GPUs of one model are alike."""
+    """The facts that a measurement on `device` depends on, part of a cell's id. GPUs of the same model share it."""
     names = ON_GPU if is_gpu(device) else ON_CPU
-    if resources.name:  # the nodes there have what is installed here
+    if resources.name:  # a scheduler's nodes are assumed to have the same libraries
         facts = {**_host(), **_processors(resources)}
         return {"place": resources.name, **{name: facts[name] for name in names if name not in OF_A_NODE}}
     facts = machine(device, resources)
@@ -151,14 +151,14 @@ def measuring_identity(device: str, resources: Resources = THIS_MACHINE) -> dict
 
 
 def _processors(resources: Resources) -> dict[str, Any]:
-    """How many of them a cell uses, where that is decided: it has a thread for each."""
+    """The number of CPU cores, and so threads, of a cell, if it is set."""
     if resources.cores is None:
         return {"omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
     return {"cpu_count": resources.cores, "omp_num_threads": str(resources.cores)}
 
 
 def torch_cuda() -> str | None:
-    """The CUDA version that the installed torch was built for; None for a build without CUDA."""
+    """The CUDA version of the installed torch; None for a build without CUDA."""
     return torch.version.cuda
 
 
@@ -179,7 +179,7 @@ def _host() -> dict[str, Any]:
 
 @functools.cache
 def installed(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
+    """The installed version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -203,7 +203,7 @@ def _all_gpus() -> tuple[Gpu, ...]:
 
 @functools.cache
 def _slices() -> tuple[Gpu, ...]:
-    """What GPUs are cut into (MIG): each slice is a device of a model of its own."""
+    """The MIG slices of all GPUs; each slice is a device with its own model name."""
     slices, whole = [], None
     for row in (_ask("nvidia-smi", "-L") or "").splitlines():
         if match := re.match(r"GPU (\d+):", row):
@@ -216,7 +216,7 @@ def _slices() -> tuple[Gpu, ...]:
 
 @functools.cache
 def code_identity() -> dict[str, Any]:
-    """The package's version, its commit and, in a git checkout, whether what measures was changed since."""
+    """The package's version, its commit and, in a git checkout, whether measuring code has uncommitted changes."""
     identity = {"suite_version": installed("attention-zoo")}
     archived = (HERE / "commit.txt").read_text().strip() if (HERE / "commit.txt").exists() else ""
     if re.fullmatch("[0-9a-f]{40}", archived):
@@ -231,7 +231,7 @@ def code_identity() -> dict[str, Any]:
 
 
 def _ask(*command: str) -> str | None:
-    """What a program prints; None where it is not there or fails."""
+    """The output of a program; None if it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

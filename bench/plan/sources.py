@@ -1,6 +1,6 @@
-"""The code that a measurement runs: its files with their hashes, read from imports without importing anything.
+"""The code that a measurement runs: its files with their hashes, found from import statements without importing.
 
-The child process uses `changed` too, so nothing of Hydra is imported here.
+The child process uses `changed` too, so nothing here may import Hydra.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGES = ("attention_zoo", "bench")
-# What measuring code imports without being measured by it: the plan ends in a configuration, which is hashed itself,
-# records and errors come after the measurement, and `bench/__init__.py` is a door to the whole suite.
+# Modules that measuring code imports but that do not affect a measurement: the plan's result, a configuration, is
+# hashed itself; records and errors come after it; `bench/__init__.py` re-exports the whole suite.
 NOT_MEASURED = re.compile(r"bench|bench\.(plan|records)(\..*)?|bench\.common(\.(?!mechanism$)\w+)?")
 TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 INSTALLED = ("site-packages", "dist-packages")
 
 
 class Source(NamedTuple):
-    """A file of a measurement's code; `name` is its path below the folder of its package, alike in every checkout."""
+    """A file of a measurement's code; `name` is its path relative to the package's parent folder, for any checkout."""
 
     name: str
     path: str
@@ -33,11 +33,11 @@ class Source(NamedTuple):
 
 @functools.cache
 def closure(roots: tuple[str, ...]) -> tuple[Source, ...]:
-    """The modules `roots` and all that they import of the project, and of a root's own package, sorted by name.
+    """The modules `roots` and all that they import from the project and from a root's own package, sorted by name.
 
-    Imports inside functions count, those for type checkers do not, nor does what is imported by a computed name: a
-    registry that imports all mechanisms so pulls in none. A package counts with the modules inside it. A root from
-    outside that is not installed brings the modules in the folder beside it that it imports.
+    Imports inside functions count; imports for type checkers, and of computed names, do not: a registry that imports
+    all mechanisms adds none of them. Importing a submodule counts its packages. A root outside the project that is
+    not installed also adds the modules that it imports from its own folder.
     """
     packages = {*PACKAGES, *map(_top, roots)}
     beside = {_folder(top) for top in packages.difference(PACKAGES)}
@@ -58,19 +58,19 @@ def closure(roots: tuple[str, ...]) -> tuple[Source, ...]:
     return tuple(sorted(files.values()))
 
 
-def forget() -> None:
-    """Read every file anew: a plan that is made later may find other code."""
+def clear_caches() -> None:
+    """Clear the caches, since code may change before the next plan."""
     for cached in (closure, calls, _content, _imported):
         cached.cache_clear()
 
 
 def digest(sources: Iterable[Source]) -> str:
-    """One hash of all of them, wherever they lie."""
+    """One hash of all files, independent of where they lie."""
     return hashlib.sha256(json.dumps([(source.name, source.sha256) for source in sources]).encode()).hexdigest()
 
 
 def changed(sources: Iterable[Sequence[str]]) -> str | None:
-    """The name of the first `Source` whose file is not what it was."""
+    """The name of the first `Source` whose file has changed or is gone; None if all are the same."""
     for name, path, sha256 in sources:
         try:
             content = Path(path).read_bytes()
@@ -88,7 +88,7 @@ def calls(sources: tuple[Source, ...], method: str) -> bool:
 
 
 def _source(module: str) -> Source | None:
-    """The file of a module; None for a name that is none."""
+    """The file of a module; None if there is no module of this name."""
     folder = _folder(_top(module))
     base = module.replace(".", "/")
     for name in (f"{base}/__init__.py", f"{base}.py"):
@@ -103,7 +103,7 @@ def _top(module: str) -> str:
 
 @functools.cache
 def _folder(top: str) -> Path | None:
-    """The folder that a top-level module or package lies in; None for one without a file."""
+    """The folder that contains a top-level module or package; None if it has no file."""
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # __main__
@@ -120,7 +120,7 @@ def _content(file: Path) -> bytes:
 
 @functools.cache
 def _imported(file: Path, module: str) -> tuple[str, ...]:
-    """The absolute names that a file imports; some are modules, others what a module holds."""
+    """The absolute names that a file imports: modules, or names inside modules."""
     try:
         tree = ast.parse(_content(file))
     except (SyntaxError, ValueError):

@@ -1,1 +1,1 @@
-"""The numbers in the papers, and what their rows are here."""
+"""The numbers in the papers, and which variant here each of their rows is."""

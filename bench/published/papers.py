@@ -1,10 +1,10 @@
-"""The rows of the papers' tables, and the variant that each of them is; their numbers are in the `.toml` files here."""
+"""The rows of the papers' tables and their variants here; the papers' numbers are in the `.toml` files."""
 
 from typing import NamedTuple
 
 
 class PaperRow(NamedTuple):
-    """One row (or curve) of a paper; `variant` is a file of conf/attention, None with the reason in `note`."""
+    """A row (or curve) of a paper; `variant` is a file of conf/attention, or None with the reason in `note`."""
 
     paper: str
     where: str
@@ -90,4 +90,4 @@ ROWS: tuple[PaperRow, ...] = (
 )
 
 NAMES = {row.variant: row.row for row in reversed(ROWS) if row.variant}
-"""What the papers' tables call a variant: the first of them, where several have it."""
+"""The name of each variant in the papers' tables: the first one, if there are several."""

@@ -1,1 +1,1 @@
-"""What is known about each cell: one atomic file per record, and what it says in numbers and words."""
+"""The records of cells: one atomically written file each, and their summary in numbers and words."""

@@ -1,6 +1,6 @@
-"""`python -m bench.records.archive pack|unpack`: the records of a results folder as one file, to bring them home.
+"""`python -m bench.records.archive pack|unpack`: a results folder's records in one file, to copy to another machine.
 
-To unpack one is to merge it, as `bench.merge` does with any results.
+Unpacking an archive merges it, as `bench.merge` does with other results.
 """
 
 import os
@@ -23,13 +23,13 @@ from bench.records.store import Store
 from bench.records.summary import Results
 
 PLANS = "sweeps/*/plan.json.gz"
-# What becomes of records, in the words of the last line.
+# The outcomes for a record, as the last printed line names them.
 ADDED, THERE, CONFLICT, SKIPPED = "records added", "were there", "in conflict", "skipped"
 MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(\.xz|\.gz)?")
 
 
 class Archive(Store):
-    """The files of records in an archive, in memory; a `ConfigError` says that it is torn or holds others."""
+    """The record files of an archive, in memory; raises `ConfigError` if it is damaged or holds other files."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -50,29 +50,29 @@ class Archive(Store):
             raise ConfigError(f"{path}: {one_line(error)}") from None
 
     def names(self) -> list[str]:
-        """As of any store."""
+        """As in `Store`."""
         return sorted(name for folder, name in self._files if folder == "records")
 
     def read_record(self, name: str) -> bytes:
-        """As of any store."""
+        """As in `Store`."""
         return self._files["records", name]
 
     def read_samples(self, name: str) -> bytes:
-        """As of any store."""
+        """As in `Store`."""
         if ("samples", name) not in self._files:
             raise RecordError("are not in the archive")
         return self._files["samples", name]
 
 
 def pack(results_dir: Path, path: Path) -> int:
-    """Write the records, and nothing else of the folder, into a compressed archive; returns how many.
+    """Write the records, and nothing else of the folder, into a compressed archive; returns their number.
 
-    A file that is no record is named on stderr and left out. Raises ConfigError where something else is at the
-    archive's path, and where the folder is not one of results or lacks records that the archive has.
+    Files that are not records are named on stderr and left out. Raises ConfigError if something else is at the
+    archive's path, and if the folder is not a results folder or lacks records that the archive has.
     """
     store, where = Store(results_dir), f"--results={str(results_dir)!r}"
     records = [record for record, _ in store.readable(store.names())]
-    # A folder that a sweep has made may have none yet.
+    # A marked results folder may be empty.
     if not records and not own.is_marked(results_dir, own.RESULTS) and results_dir.is_dir() and os.listdir(results_dir):
         raise ConfigError(f"{where}: holds no records; must be a results folder")
     if os.path.lexists(path):
@@ -84,7 +84,7 @@ def pack(results_dir: Path, path: Path) -> int:
             raise ConfigError(f"{where}: lacks {len(lost)} records that {path} has; the archive must be a new name")
     path.parent.mkdir(parents=True, exist_ok=True)
     samples = [samples for record in records if (samples := store.samples_file(record.name)).exists()]
-    # A link's file is packed, not the link.
+    # For a link, pack the file that it points to.
     with replacing(path) as file, tarfile.open(fileobj=file, mode="w:gz", dereference=True) as tar:
         for each in (*samples, *records):
             tar.add(each, f"{each.parent.name}/{each.name}", filter=_anonymous)
@@ -97,9 +97,9 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def merge(sources: Sequence[Path], into: Path) -> Counter[str]:
-    """Add the records of results folders and archives to a results folder, in this order, and count them.
+    """Add the records of results folders and archives to a results folder, in this order; returns the counts.
 
-    Where one of them is neither, that is a `ConfigError`, and nothing is written.
+    Raises ConfigError, before anything is written, if a source is neither a results folder nor an archive.
     """
     opened = [(source, _open(source, into)) for source in sources]
     store, tally = Store(into), Counter(dict.fromkeys((ADDED, THERE, CONFLICT, SKIPPED), 0))
@@ -114,7 +114,7 @@ def merge(sources: Sequence[Path], into: Path) -> Counter[str]:
             with _skipped(f"{source}: {name}", tally):
                 tally[_merge_record(source, records, name, store)] += 1
         for plan in source.glob(PLANS):
-            # Two plans with one name have the same cells: the name is their hash.
+            # Plans with the same name have the same cells: the name is the hash of the cells.
             if not (copy := into / plan.relative_to(source)).exists():
                 with _skipped(str(plan), tally):
                     data = read_file(plan)
@@ -125,7 +125,7 @@ def merge(sources: Sequence[Path], into: Path) -> Counter[str]:
 
 @contextmanager
 def _skipped(what: str, tally: Counter[str]) -> Iterator[None]:
-    """Name what is no record, and go on."""
+    """Name a file that is not a record on stderr, and continue."""
     try:
         yield
     except RecordError as error:
@@ -134,7 +134,7 @@ def _skipped(what: str, tally: Counter[str]) -> Iterator[None]:
 
 
 def _merge_record(source: Path, records: Store, name: str, store: Store) -> str:
-    """What becomes of it; a `RecordError` where it is no record."""
+    """Merge one record and return the outcome; raises `RecordError` if the file is not a record."""
     path = store.records_dir / name
     if not os.path.lexists(path):
         records.decode(name)
@@ -149,7 +149,7 @@ def _merge_record(source: Path, records: Store, name: str, store: Store) -> str:
 
 
 def _open(source: Path, into: Path) -> Store:
-    """A source's records."""
+    """Open a source of records."""
     if os.path.lexists(source) and not source.is_dir():
         return Archive(source)
     results = Results(source)
@@ -161,14 +161,14 @@ def _open(source: Path, into: Path) -> Store:
 
 
 def report(tally: Counter[str], into: Path) -> int:
-    """Say what became of what was merged; returns the exit status."""
+    """Print the counts of a merge; returns the exit status."""
     counts = ", ".join(f"{count} {what}" for what, count in tally.items() if count or what == ADDED)
     print(f"{into}: {counts}")
     return int(tally[CONFLICT] + tally[SKIPPED] > 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run the command line; returns the exit status."""
     parser = Parser(prog="python -m bench.records.archive", description=__doc__)
     parser.add_argument("command", choices=("pack", "unpack"))
     parser.add_argument("archive", type=named_path, metavar="ARCHIVE")

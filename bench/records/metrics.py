@@ -1,4 +1,4 @@
-"""What a benchmark's raw samples say in numbers: computed here and nowhere else, for tables, figures and MLflow."""
+"""The metrics that benchmarks compute from raw samples, for tables, figures and MLflow; computed only here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bench.records.statistics import FEWEST, Interval, mean_interval, median_int
 from bench.records.store import LARGEST_NUMBER
 
 BOOTSTRAP, RANGE, STUDENT = "95%", "range", "95% t"
-# What can be, by unit, the lowest and the highest; of other units any number. No call ends within a nanosecond, and
-# what a cache makes of a share of the ceiling is far from a thousandfold.
+# The possible range of values, by unit; other units allow any number. No call takes less than a nanosecond, and even
+# data in caches gives less than 1000 times the memory's peak.
 NOT_NEGATIVE = 0.0, math.inf
 ALLOWED = {
     "ns": (1.0, math.inf),
@@ -37,39 +37,39 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One number that a cell measured: a row of the frame of `analysis`, a metric of MLflow, words in tables.
+    """One number that a cell measured: a row in the frames of `analysis`, a metric in MLflow, words in tables.
 
     Raises:
-        TypeError, ValueError: it is no number, or one that cannot be, see `ALLOWED`.
+        TypeError, ValueError: the value is not a number, or is impossible for its unit (`ALLOWED`).
     """
 
     metric: str
     """What was measured: `latency`, `peak_memory`, ..."""
     value: float
     unit: str = "1"
-    """Of `value`, `low`, `high` and `raw`; `ALLOWED` has what those of some units can be."""
+    """The unit of `value`, `low`, `high` and `raw`; see `ALLOWED` for their range."""
     low: float = math.nan
     high: float = math.nan
     interval: str | None = None
-    """What `low` and `high` are: `95%`, a bootstrap interval; `range`, of samples too few for one; `95% t`, Student's,
-    NaN where there are too few."""
+    """The kind of `low` and `high`: `95%`, a bootstrap interval; `range`, of too few samples for one; `95% t`,
+    Student's, NaN if there are too few."""
     raw: NDArray[np.float64] | None = None
-    """The samples themselves; of a ratio, the ratio of each round."""
+    """The samples; for a ratio, the ratio in each round."""
     measured_pass: str | None = None
     """`forward`, `backward` or `forward_backward`."""
     attention: str | None = None
-    """The label of the mechanism, where a cell measures several."""
+    """The label of the mechanism, if a cell measures several."""
     baseline: str | None = None
-    """Of a ratio: the label that it is relative to."""
+    """For a ratio: the label that it is relative to."""
     verdict: str | None = None
-    """Of a ratio: `faster`, `slower` or `tie`; of a share of the ceiling: which one binds, `compute` or `memory`, or
-    one of `bench.records.roofline.BEYOND`."""
+    """For a ratio: `faster`, `slower` or `tie`; for a share of the ceiling: the one that limits, `compute` or `memory`,
+    or a key of `bench.records.roofline.BEYOND`."""
     name: str | None = None
-    """In MLflow; None: the metric and the pass."""
+    """The name in MLflow; None: the metric and the pass."""
     shown: tuple[str, float] | None = ("", 1.0)
-    """The unit in which people read it, and how many of it a `unit` is; None: left out of tables."""
+    """The unit for people, and the factor from `unit` to it; None: not in tables."""
     over: str | None = None
-    """What the interval is over, `sequences` for one, as the benchmark states it; `raw` has a sample for each."""
+    """What the interval is over, such as `sequences`, as the benchmark declares it; `raw` has one sample for each."""
 
     def __post_init__(self) -> None:
         for name in ("value", "low", "high"):
@@ -83,20 +83,20 @@ class Metric:
 
     def _require(self, lowest: float, highest: float) -> None:
         values = np.append([] if self.raw is None else self.raw, float(self.value))
-        # NaN says that there is none.
+        # NaN means that there is no value.
         impossible = values[~np.isnan(values) & ~((values >= lowest) & (values <= highest) & np.isfinite(values))]
         if impossible.size:
             number = f"{self.metric}={impossible[0]:g} {self.unit}"
             raise ValueError(f"{number}: must be finite, from {lowest:g} to {highest:g}")
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that are not as by default; a number that JSON has not is a text."""
+        """The fields that differ from their defaults; numbers that JSON cannot store are texts."""
         fields = [(each, getattr(self, each.name)) for each in dataclasses.fields(self)]
         return {each.name: _as_json(value) for each, value in fields if value is not each.default}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Metric:
-        """Undo `as_json`."""
+        """The inverse of `as_json`."""
         numbers = {name: float(fields[name]) for name in ("value", "low", "high") if name in fields}
         raw = {"raw": np.array(fields["raw"], dtype=float)} if "raw" in fields else {}
         shown = {"shown": tuple(fields["shown"])} if fields.get("shown") else {}
@@ -104,21 +104,21 @@ class Metric:
 
     @property
     def samples(self) -> int | None:
-        """How many."""
+        """The number of samples."""
         return None if self.raw is None else len(self.raw)
 
     @property
     def factor(self) -> float:
-        """From `unit` to the unit that is shown."""
+        """The factor from `unit` to the shown unit."""
         return self.shown[1] if self.shown else 1.0
 
     @property
     def text(self) -> str:
-        """The value in the unit that is shown, with four digits."""
+        """The value in the shown unit, with four digits."""
         return f"{self.value * self.factor:.4g} {self.shown[0] if self.shown else ''}".strip()
 
     def tracked(self) -> dict[str, float]:
-        """The number by its name in MLflow, and the interval of a mean, a ratio or a share."""
+        """The value by its name in MLflow, with the interval's ends for a mean, a ratio or a share."""
         name = self.name or ".".join(filter(None, (self.metric, self.measured_pass)))
         numbers = {name: self.value}
         if self.interval == STUDENT or self.verdict is not None:
@@ -141,7 +141,7 @@ Quantity = Metric  # its name in version 0.1
 
 
 def median(metric: str, samples: ArrayLike, unit: str, **fields: Any) -> Metric:
-    """The median of samples with its interval, the range of few; `fields` are further ones of the quantity."""
+    """The median of samples with its interval (the range if they are few); `fields` are more fields of the metric."""
     raw = _numbers(metric, samples)
     interval = median_interval(raw)
     return Metric(metric, interval.value, unit, interval.low, interval.high, interval_kind(raw), raw, **fields)
@@ -154,26 +154,26 @@ def spread(samples: ArrayLike, **fields: Any) -> Metric:
 
 
 def mean(metric: str, samples: ArrayLike, **fields: Any) -> Metric:
-    """The mean of `(units, ...)` with its interval over the independent units; `raw` has the mean of each."""
+    """The mean of `(units, ...)` with its interval over the independent units; `raw` has the mean of each unit."""
     raw = _by_unit(_numbers(metric, samples))
     return _estimated(metric, mean_interval(raw), raw, fields)
 
 
 def fraction(metric: str, value: float, **fields: Any) -> Metric:
-    """How much of a whole, between 0 and 1; `fields` as in `median`."""
+    """A fraction between 0 and 1; `fields` as in `median`."""
     if not 0 <= value <= 1:
         raise ValueError(f"{metric}={value!r:.80}: must be between 0 and 1")
     return Metric(metric, value, shown=("%", 100.0), **fields)
 
 
 def root_of_mean_square(metric: str, samples: ArrayLike, **fields: Any) -> Metric:
-    """The root of the mean square of `(units, ...)` with its interval over them; `raw` has that of each."""
+    """The root mean square of `(units, ...)` with its interval over units; `raw` has that of each unit."""
     raw = np.sqrt(_by_unit(np.square(_numbers(metric, samples))))
     return _estimated(metric, root_mean_square(raw), raw, fields)
 
 
 def by_sequence(trials: ArrayLike, sequences: int) -> NDArray[np.float64]:
-    """Norms of trials, all draws of a sequence side by side, as `(sequences, draws, heads)`."""
+    """Norms of trials, in which the draws of a sequence follow each other, as `(sequences, draws, heads)`."""
     samples = _numbers("trials", trials)
     if samples.min() < 0:
         raise ValueError(f"trials: must be norms, one is {samples.min():g}")
@@ -189,7 +189,7 @@ def _estimated(metric: str, found: Interval, raw: NDArray[np.float64], fields: d
 
 
 def speedups(samples: Mapping[str, ArrayLike], labels: Sequence[str], **fields: Any) -> Iterator[Metric]:
-    """How many times faster each of `labels` is than the first, from the times of all in the same rounds."""
+    """How many times faster each of `labels` is than the first one, from times in the same rounds."""
     baseline, *candidates = labels
     for label in candidates:
         theirs, own = (_numbers(key, samples[key]) for key in (baseline, label))
@@ -201,19 +201,19 @@ def speedups(samples: Mapping[str, ArrayLike], labels: Sequence[str], **fields: 
 
 
 def rate(metric: str, amount: float, time: Metric, **fields: Any) -> Metric:
-    """How much of something there is per second, where so much takes a time in ns; `fields` as in `median`."""
+    """The rate per second of an `amount` that takes `time` in ns; `fields` as in `median`."""
     low, middle, high = (amount * 1e9 / value for value in (time.high, time.value, time.low))
     raw = None if time.raw is None else amount * 1e9 / time.raw
     return Metric(metric, middle, "1/s", low, high, time.interval, raw, shown=("/s", 1.0), **fields)
 
 
 def interval_kind(raw: NDArray[np.float64]) -> str:
-    """What a bootstrap gives for so many samples: an interval, or the range of too few."""
+    """The kind of interval that a bootstrap gives for this many samples: an interval, or the range if too few."""
     return BOOTSTRAP if len(raw) >= FEWEST else RANGE
 
 
 def _numbers(name: str, samples: ArrayLike) -> NDArray[np.float64]:
-    """Samples as an array; text and truth are none, even where they look like numbers."""
+    """Samples as a float array; raises TypeError for texts and booleans, even if they look like numbers."""
     raw = np.asarray(samples)
     if raw.dtype.kind not in "fiu" or not raw.size:
         raise TypeError(f"{name}: must be numbers, is {samples!r:.80}")

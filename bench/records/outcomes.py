@@ -1,11 +1,11 @@
-"""From an exception, or from the way a child process ended, to a status and a one-line reason."""
+"""The status and one-line reason of a cell that raised an exception, or whose child process ended without a result."""
 
 import signal
 from pathlib import Path
 
 from bench.common.errors import IncorrectError, NonFiniteError, message, one_line, scrubbed
 
-# What allocators say, in lower case. Shared-memory limits of a GPU kernel are not among them.
+# Messages of allocators, in lower case, without those about the shared memory of a GPU kernel.
 OUT_OF_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -19,15 +19,15 @@ OUT_OF_MEMORY = (
     "array is too large",
     "not enough memory",
     "invalid buffer size",
-    # A size beyond 64 bits: no memory has it.
+    # Sizes beyond 64 bits, for which no memory suffices.
     "storage size calculation overflowed",
     "numel: integer multiplication overflow",
 )
 
 
 def classify(error: BaseException) -> tuple[str, str]:
-    """The status and reason of an exception that ended a cell; an unknown one is an `error`, never `oom`."""
-    # By name where the class is of a library that need not be there.
+    """The status and reason of an exception that ended a cell; an unknown exception is an `error`, never `oom`."""
+    # Compared by name, since the class may belong to a library that is not installed.
     kind, text = type(error).__name__, scrubbed(one_line(error))
     if kind == "OutOfResources":
         return "unsupported", f"the kernel needs more shared memory or registers than the device has: {text}"
@@ -44,7 +44,7 @@ def classify(error: BaseException) -> tuple[str, str]:
 
 
 def classify_exit(code: int, oom_kills: int) -> tuple[str, str]:
-    """The status and reason of a child that ended without a result; `oom_kills` counts what the kernel killed."""
+    """The status and reason of a child that ended without a result; `oom_kills`: processes that the kernel killed."""
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         if -code == signal.SIGKILL and oom_kills > 0:
@@ -54,7 +54,7 @@ def classify_exit(code: int, oom_kills: int) -> tuple[str, str]:
 
 
 def count_oom_kills() -> int:
-    """How many processes of this control group the kernel has killed for memory so far."""
+    """The number of processes of this control group that the kernel has killed for lack of memory so far."""
     try:
         lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

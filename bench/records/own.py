@@ -1,4 +1,4 @@
-"""Folders that the suite has made bear its marker. Nowhere else does it remove a file or write over one."""
+"""The suite marks its folders with a file. In other folders it never removes a file or writes over one."""
 
 import contextlib
 import json
@@ -16,19 +16,19 @@ from bench.records.record import SCHEMA, RecordError
 MARKER = ".attention-zoo"
 RECORD = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.json")
 CHECKPOINT = re.compile(r"step-[0-9]{10}\.pt")
-# What the folder of a cell that trains holds.
+# The files in the folder of a cell that trains.
 TRAINED = re.compile(rf"{CHECKPOINT.pattern}|model\.safetensors|config\.json")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of folders.
+    """A kind of folder.
 
     Attributes:
-        what: the line in its marker.
-        names: patterns of what the suite writes at its top.
-        nested: which of these hold folders of the suite's, too.
-        mode: permissions of a folder that is made; None: the usual ones.
+        what: the line in the marker file.
+        names: patterns of the names that the suite writes in the folder itself.
+        nested: those of its folders that contain folders of the suite, too.
+        mode: permissions of a new folder; None: the default ones.
     """
 
     what: str
@@ -37,7 +37,7 @@ class Kind:
     mode: int | None = None
 
 
-# All that a sweep writes to later. A folder that is missing then is not made again: its disk may come back.
+# All folders that a sweep writes to. One that goes missing is not made again, since its disk may come back.
 FOLDERS = ("inputs", "locks", "records", "samples", "scratch", "sweeps", "training")
 _DRAWN = ("figures", "tables")
 RESULTS = Kind(
@@ -46,26 +46,26 @@ RESULTS = Kind(
     nested=("scratch", "sweeps", "training"),
 )
 DRAWN = "figures and tables of the attention zoo"
-# All users of a machine may hold the locks of its devices.
+# All users of a machine can lock its devices.
 SLOTS = Kind("locks of devices, of the attention zoo", ("*.lock", ".probe"), mode=0o1777)
 
 
 def drawn(names: Iterable[str]) -> Kind:
-    """A folder for figures or tables of these names; it may hold files of other names that are somebody else's."""
+    """A folder for figures or tables of these names; it may also hold other users' files with other names."""
     return Kind(DRAWN, tuple(form for name in names for form in (f"{name}.*", f"{name}_*.*")))
 
 
 def claim(folder: Path, kind: Kind, setting: str) -> None:
-    """Make a folder the suite's: it is made if it is missing, and gets the marker.
+    """Create a folder if it is missing, and mark it as the suite's.
 
     Args:
-        folder: a new one, one with the marker, or one that holds nothing of the kind's names.
-        kind: what it is to be.
-        setting: what named it, for the message.
+        folder: a new one, one with the marker, or one without any file that matches the kind's names.
+        kind: the kind of folder.
+        setting: the setting that named the folder, for the message.
 
     Raises:
-        ConfigError: it is somebody else's; nothing is written then.
-        OSError: it cannot be made, or is no folder.
+        ConfigError: it belongs to somebody else; nothing was written.
+        OSError: it cannot be created, or is not a folder.
     """
     check(folder, kind, setting)
     try:
@@ -78,13 +78,13 @@ def claim(folder: Path, kind: Kind, setting: str) -> None:
             folder.chmod(kind.mode)
     if not is_marked(folder, kind):
         mark(folder, kind)
-        for name in _DRAWN if kind is RESULTS else ():  # older versions left no marker in them
+        for name in _DRAWN if kind is RESULTS else ():  # older versions did not mark them
             if (folder / name).is_dir():
                 mark(folder / name, drawn(()))
 
 
 def check(folder: Path, kind: Kind, setting: str) -> None:
-    """Whether `claim` would take a folder, without writing; raises as it does, but not for a missing folder."""
+    """Check whether `claim` would accept a folder, without writing; raises like `claim`, a missing folder is fine."""
     named = f"{setting}={bounded(str(folder))!r}"
     for parent in folder.absolute().parents:
         if folder.absolute().relative_to(parent).parts[0] in FOLDERS and is_marked(parent, RESULTS):
@@ -108,7 +108,7 @@ def check(folder: Path, kind: Kind, setting: str) -> None:
 
 
 def _holds_records(folder: Path) -> bool:
-    """Whether a folder without a marker is one of results, as older versions left them."""
+    """Whether a folder without a marker holds results, as older versions left them."""
     for file in files(folder / "records", RECORD):
         with contextlib.suppress(RecordError, ValueError, AttributeError, RecursionError):
             if json.loads(read_file(file)).get("schema") == SCHEMA:
@@ -117,7 +117,7 @@ def _holds_records(folder: Path) -> bool:
 
 
 def is_marked(folder: Path, kind: Kind) -> bool:
-    """Whether a folder bears the marker of its kind."""
+    """Whether a folder has the marker of its kind."""
     try:
         return is_file(folder / MARKER) and read_file(folder / MARKER) == f"{kind.what}\n".encode()
     except RecordError:
@@ -125,5 +125,5 @@ def is_marked(folder: Path, kind: Kind) -> bool:
 
 
 def mark(folder: Path, kind: Kind) -> None:
-    """Leave the marker in a folder that the suite has just made, or may take."""
+    """Write the marker into a folder."""
     write_atomically(folder / MARKER, f"{kind.what}\n".encode())

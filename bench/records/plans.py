@@ -1,7 +1,7 @@
-"""A sweep's plan in a file, `sweeps/SWEEP/plan.json.gz`: all its cells, for processes that did not plan it.
+"""A sweep's plan as a file, `sweeps/SWEEP/plan.json.gz`: all its cells, for processes that did not plan it.
 
-The same command always gives the same plan. What has been measured is in the records, not here; how long the rest
-takes is estimated from them.
+The same command always gives the same plan. Records, not the plan, say what has been measured; the remaining time is
+estimated from them.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from bench.records.record import RecordError
 FOLDER, FILE = "sweeps", "plan.json.gz"
 SCHEMA = 1
 SWEEP = re.compile("[0-9a-f]{16}")
-# What must agree for cells to be of the same size, and on how many of the levels below it does.
+# The keys that cells of the same size share, and how many levels of `Durations.expected` require it.
 SIZES = ("seq_len", "batch_size", "num_heads", "head_dim")
 OF_SIZE = 2
 
 
 @dataclass(frozen=True)
 class SavedCell:
-    """A cell; its `sources` are indices into the plan's."""
+    """A cell; its `sources` are indices into the plan's list."""
 
     cell_id: str
     title: str
@@ -41,24 +41,24 @@ class SavedCell:
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """What a command asked for."""
+    """The plan of a command."""
 
     sweep_id: str
     overrides: list[str]
     settings: dict[str, Any]
-    """Of the whole sweep: `results_dir`, `rerun`, `tracking`."""
+    """Settings of the whole sweep: `results_dir`, `rerun`, `tracking`."""
     launcher: dict[str, Any]
-    """The executor's name, as `executor`, and its parameters."""
+    """The launcher's name, as `executor`, and its settings."""
     sources: list[list[str]]
-    """name, path and SHA-256 of each file of the code that cells run."""
+    """name, path and SHA-256 of each code file that cells run."""
     cells: list[SavedCell]
 
 
 def save(results_dir: Path, plan: SavedPlan) -> Path:
-    """Write a plan, unless it is there."""
+    """Write a plan, unless the same one exists."""
     path = results_dir / FOLDER / plan.sweep_id / FILE
     data = json.dumps({"schema": SCHEMA, **dataclasses.asdict(plan)}, separators=(",", ":")).encode()
-    compressed = gzip.compress(data, compresslevel=6, mtime=0)  # without a time: the same plan is the same file
+    compressed = gzip.compress(data, compresslevel=6, mtime=0)  # no time: the same plan gives the same file
     with contextlib.suppress(RecordError):
         if read_file(path) == compressed:
             return path
@@ -67,7 +67,7 @@ def save(results_dir: Path, plan: SavedPlan) -> Path:
 
 
 def load(results_dir: Path, sweep_id: str) -> SavedPlan:
-    """Read a plan; a `ConfigError` where it is not there, or none of this schema."""
+    """Read a plan; raises `ConfigError` if it is missing or has another schema."""
     path = results_dir / FOLDER / sweep_id / FILE
     if not path.exists():
         raise ConfigError(f"{sweep_id}: no plan in {results_dir / FOLDER}")
@@ -81,14 +81,14 @@ def load(results_dir: Path, sweep_id: str) -> SavedPlan:
 
 
 def saved(results_dir: Path) -> Iterator[str]:
-    """The ids of the sweeps that have a plan, the newest first."""
+    """The ids of the sweeps that have a plan, newest first."""
     files = (results_dir / FOLDER).glob(f"*/{FILE}")
     dated = sorted(((file.stat().st_mtime, file.parent.name) for file in files), reverse=True)
     yield from (name for _, name in dated if SWEEP.fullmatch(name))
 
 
 class Durations:
-    """How long cells take: the mean over cells that are alike, of those that have ended and how long they took."""
+    """Expected durations of cells: the mean over similar cells, from pairs of configuration and seconds."""
 
     def __init__(self, took: Iterable[tuple[Mapping[str, Any], float]]) -> None:
         self._took: dict[tuple[object, ...], list[float]] = defaultdict(list)
@@ -97,10 +97,10 @@ class Durations:
                 self._took[key].append(seconds)
 
     def expected(self, config: Mapping[str, Any], levels: int | None = None) -> float | None:
-        """The seconds of a cell, from the cells that have the most in common with it; None: there are none.
+        """The expected seconds of a cell, from the cells most similar to it; None if there are none.
 
-        They have in common the benchmark, mechanism and sizes; or benchmark and sizes; or benchmark and mechanism; or
-        the benchmark; or nothing. `levels` is how many of these count.
+        From most to least similar, cells share: benchmark, mechanism and sizes; benchmark and sizes; benchmark and
+        mechanism; the benchmark; nothing. Only the first `levels` of these count; None: all.
         """
         for key in list(_alike(config))[:levels]:
             if seconds := self._took.get(key):

@@ -1,4 +1,4 @@
-"""What is known about one attempt at one cell: the schema of the result files."""
+"""The schema of result files: all that is known about one attempt to measure a cell."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ STATUSES = (
     "unsupported",
     "interrupted",
 )
-# Outcomes that say nothing lasting about the mechanism: a cell that ended so is run again.
+# Outcomes that may be different next time: the cell is run again.
 RETRIED = ("timeout", "crash", "error", "interrupted")
-# Outcomes after which a sweep exits non-zero.
+# Outcomes with which a sweep's exit code is not 0.
 FAILED = ("crash", "error", "timeout", "incorrect", "nonfinite", "interrupted")
 
 PHASES = ("setup", "check", "warmup", "measure", "teardown")
 
 
 class RecordError(ValueError):
-    """A result file that is not a record of this schema; the message names what is wrong."""
+    """A result file is not a record of this schema; the message says why."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One attempt at one cell: raw samples, and what its benchmark says of them.
+    """One attempt to measure a cell: raw samples, and the summary that its benchmark computed.
 
-    A record whose status is not `ok` carries no measurements.
+    A record whose status is not `ok` has no measurements.
     """
 
     record_id: str
     """Random, 128 bits in hex."""
     cell_id: str
-    """Hash of what determines the measurement."""
+    """The hash of all that determines the measurement."""
     sweep_id: str
-    """Hash of the plan that the cell was run for."""
+    """The hash of the plan that the cell was run for."""
     attempt: int
     """1 for the first record of this cell, 2 for the next."""
     status: str
@@ -63,12 +63,12 @@ class Record:
     ended: str
     """UTC, ISO 8601."""
     duration_s: float
-    """Wall seconds from the start of the child process to its end."""
+    """Wall time from the start of the child process to its end."""
     schema: int = SCHEMA
     reason: str | None = None
     """One line; None for `ok`."""
     phase: str | None = None
-    """The phase (one of `PHASES`) in which a cell that is not `ok` ended, where it is known."""
+    """The phase (one of `PHASES`) in which a cell that is not `ok` ended, if known."""
     exit_code: int | None = None
     signal: int | None = None
     stderr_tail: str = ""
@@ -77,30 +77,30 @@ class Record:
     code: dict[str, Any] = field(default_factory=dict)
     """suite_version, git_sha, git_dirty, sources_sha256."""
     machine: dict[str, Any] = field(default_factory=dict)
-    """cpu_model, cpu_count, memory_bytes, os, python, torch, ... and of the device: name, driver, memory."""
+    """cpu_model, cpu_count, memory_bytes, os, python, torch, ...; of the device: name, driver, memory."""
     numerics: dict[str, Any] = field(default_factory=dict)
     """threads, float32_matmul_precision, tf32 flags, the implementation and backend that ran."""
     mechanisms: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """For the label of each mechanism: `approximates`, the function that its output is or estimates (None: one of its
-    own); `exact`, whether it computes that very function; `size`, the hyperparameter that the papers call d."""
+    """For each mechanism's label: `approximates`, the function that it computes or approximates (None: its own one);
+    `exact`, whether it computes that function itself; `size`, the name of the hyperparameter that the papers call d."""
     device_state: dict[str, Any] = field(default_factory=dict)
-    """Of a GPU at the `start` of the cell, `before` its first sample and `after` its last: clocks, power, temperature,
-    throttle reasons, energy, processes; or what is `missing` to read them. Empty for a CPU. The cell has used the
-    difference of `energy_j` between start and after."""
+    """For a GPU, at the `start` of the cell, `before` its first sample and `after` its last: clocks, power,
+    temperature, throttle reasons, energy, processes; or what is `missing` to read them. Empty for a CPU. The cell's
+    energy is the difference of `energy_j` between start and after."""
     host_state: dict[str, Any] = field(default_factory=dict)
-    """`before` and `after` the cell, and `during` it, as `bench.execution.host_state` reads them. A cell that takes
-    times also says why it is `disturbed`: an empty list on a quiet machine. Older records have none."""
+    """`before`, `after` and `during` the cell, as `bench.execution.host_state` reads them. `disturbed` has reasons why
+    times are unreliable, for cells that take times: empty on a quiet machine, missing in older records."""
     inputs_sha256: str | None = None
     correctness: dict[str, Any] = field(default_factory=dict)
-    """For each label, on its `short` and its `own` input: the errors of the check, the allowed ones, how many rows."""
+    """For each label, on its `short` and its `own` input: errors of the check, allowed errors, number of rows."""
     measurements: dict[str, Any] = field(default_factory=dict)
-    """What the benchmark measured; its docstring says in which shape."""
+    """What the benchmark measured; its docstring describes the shape."""
     summary: dict[str, Any] = field(default_factory=dict)
-    """What the benchmark says of them (`bench.records.summary.summarised`), so that reading needs no benchmark."""
+    """The benchmark's results (`bench.records.summary.summarised`), so that readers need no benchmark code."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """How long each of `PHASES` took; `check` compares the output with the reference."""
+    """Duration of each of `PHASES`; `check` compares the output with the reference."""
     overhead_s: float | None = None
-    """duration_s without the seconds that inputs, check and measurement took."""
+    """duration_s without the time for inputs, check and measurement."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -110,22 +110,22 @@ class Record:
 
     @property
     def file_name(self) -> str:
-        """The name of its file."""
+        """The name of the record's file."""
         return f"{self.cell_id[:16]}-{self.record_id[:16]}.json"
 
     @property
     def terminal(self) -> bool:
-        """Whether the outcome stands, so that the cell need not run again."""
+        """Whether the outcome is final, so that the cell need not run again."""
         return self.status not in RETRIED
 
     @property
     def disturbed(self) -> list[str]:
-        """Reasons why its times may not be those of a quiet machine, such as what other processes used."""
+        """Why the times may differ from those on a quiet machine, such as CPU time of other processes."""
         return self.host_state.get("disturbed") or []
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Record:
-        """A record from what a file holds; raises `RecordError` for anything that is not a record of this schema."""
+        """A record from a file's fields; raises `RecordError` if they are not a record of this schema."""
         if fields.get("schema") != SCHEMA:
             raise RecordError(f"schema={fields.get('schema')!r}: must be {SCHEMA}")
         declared = {each.name for each in dataclasses.fields(cls)}
@@ -148,7 +148,7 @@ class Record:
         return cls(**{**fields, "overrides": tuple(fields.get("overrides", ()))})
 
 
-# What readers rely on. These are too few rules for pydantic, which `analysis` need not install.
+# The fields that readers rely on. Too few rules for pydantic, which `analysis` does not need to install.
 _CELL = {"label": str, "attention": dict, "impl": str | None, "dtype": str | None}
 _CONFIG = _CELL | {
     "bench": dict,
@@ -172,7 +172,7 @@ _PARTS: dict[str, dict[str, Any]] = {
     "summary": {"axis": str, "replicates": str | None, "not_conditions": list[str], "headline": list[str] | None},
 }
 _MECHANISM = {"approximates": str | None, "exact": bool | None, "size": str | None}
-# They are parts of file names and of queries.
+# Ids are parts of file names and of queries.
 _IDS = {"record_id": "[0-9a-f]{16,64}", "cell_id": "[0-9a-f]{16,64}", "sweep_id": "[0-9a-z]{0,64}"}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -193,7 +193,7 @@ def _check_cells(config: dict[str, Any]) -> None:
 
 @functools.cache
 def _hints() -> dict[str, Any]:
-    return get_type_hints(Record)  # as slow as all other checks together
+    return get_type_hints(Record)  # cached: takes as long as all other checks together
 
 
 def _check_types(prefix: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
@@ -208,7 +208,7 @@ def _words(hint: Any) -> str:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    """Whether a value as JSON gives it is of an annotated type: tuples are lists there, numbers may be whole."""
+    """Whether a JSON value has an annotated type: a list counts as a tuple, and an int as a float."""
     if get_origin(hint) is UnionType:
         return any(_is_a(value, option) for option in get_args(hint))
     kind = get_origin(hint) or hint
@@ -226,7 +226,7 @@ def _is_a(value: Any, hint: Any) -> bool:
 
 
 def _check_time(name: str, value: str) -> None:
-    """One way to write a time, so that times sort as texts do."""
+    """Accept one spelling of a time only, so that times sort like texts."""
     with contextlib.suppress(ValueError):
         time = datetime.fromisoformat(value)
         if time.utcoffset() == timedelta(0) and time.isoformat() == value and time >= EPOCH:

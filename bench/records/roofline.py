@@ -1,7 +1,7 @@
-"""The roofline model (Williams, Waterman and Patterson 2009): a time beside the least that the device's ceilings allow.
+"""The roofline model (Williams, Waterman and Patterson 2009): a time compared with the device's lower bound for it.
 
-A forward pass of so many FLOPs and compulsory bytes takes at least `max(FLOPs / gemm, bytes / copy)`; its share of the
-ceiling is that over its time. All are taken in the same rounds, so that what slows a whole round cancels.
+A forward pass with given FLOPs and compulsory bytes takes at least `max(FLOPs / gemm, bytes / copy)`. Its share of the
+ceiling is this bound over its time. All are measured in the same rounds, so what slows a whole round cancels.
 """
 
 import math
@@ -13,14 +13,14 @@ import numpy as np
 from bench.records.metrics import Metric, interval_kind, median
 from bench.records.statistics import ratio_interval
 
-# Unit of a ceiling, and the one in which people read it.
+# The unit of each ceiling, and the one shown to people.
 UNITS = {
     "gemm": ("FLOP/s", ("GFLOP/s", 1e-9)),
     "copy": ("bytes/s", ("GB/s", 1e-9)),
     "exponentials": ("1/s", ("G/s", 1e-9)),
 }
 
-# Verdicts of what no share is told of: no ceiling that was measured bounds it.
+# Verdicts if there is no share, because no measured ceiling bounds the time.
 BEYOND = {
     "beyond memory": "beyond main memory's ceiling: it stays in caches",
     "beyond compute": "beyond the products' ceiling",
@@ -28,7 +28,7 @@ BEYOND = {
 
 
 def rates(ceilings: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
-    """Each ceiling by its name, as work per second; those in another dtype than the cell's are `gemm_float32`, ..."""
+    """Each ceiling by its name, as work per second; in another dtype than the cell's it is `gemm_float32`, ..."""
     for name, ceiling in ceilings.items():
         unit, shown = UNITS[name.partition("_")[0]]
         per_second = [1e9 * ceiling["work"] / ns for ns in ceiling["samples"]]
@@ -36,7 +36,7 @@ def rates(ceilings: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def throughput(flops: float, latency: Metric) -> Iterator[Metric]:
-    """`flops` of a forward pass, and its `throughput`."""
+    """The `flops` of a forward pass, and its `throughput`."""
     yield Metric("flops", flops, "FLOP", measured_pass="forward", shown=None)
     rate, tracked = flops / latency.value / 1e3, "tflop_per_s.forward"
     yield Metric("throughput", rate, "TFLOP/s", measured_pass="forward", name=tracked, shown=None)
@@ -45,18 +45,18 @@ def throughput(flops: float, latency: Metric) -> Iterator[Metric]:
 def share(
     samples: Sequence[float], ceilings: Mapping[str, Mapping[str, Any]], flops: float, compulsory_bytes: float
 ) -> Metric:
-    """The `share` of the ceiling of a forward pass in percent, with its interval over rounds.
+    """The forward pass's `share` of the ceiling in percent, with its interval over rounds.
 
-    Its verdict is which ceiling binds, `compute` or `memory`. None is above 100 %: it is bounded by that where its
-    interval reaches below, and NaN with a verdict of `BEYOND` where all of it is above, as of inputs in a cache.
+    The verdict is the ceiling that limits, `compute` or `memory`. Values are at most 100 %: clipped if the interval
+    reaches below, NaN with a verdict of `BEYOND` if all of it is above, as for inputs in a cache.
 
     Args:
-        samples: nanoseconds of the pass, one for each round; raises ValueError where rounds do not pair up.
-        ceilings: by name `{"work": of a call, "samples": [ns per call, one for each round]}`; `gemm` and `copy`.
-        flops: of the pass, at least one, as `compulsory_bytes`.
-        compulsory_bytes: that it moves at least.
+        samples: nanoseconds of the pass, one per round; raises ValueError if rounds do not pair up.
+        ceilings: by name `{"work": of a call, "samples": [ns per call, one per round]}`; needs `gemm` and `copy`.
+        flops: FLOPs of the pass, at least one; so are `compulsory_bytes`.
+        compulsory_bytes: bytes that the pass must move at least.
     """
-    # The nanoseconds in which the device does the work, in each round.
+    # The nanoseconds that the device needs for the work, in each round.
     compute, memory = (
         np.asarray(ceilings[name]["samples"], dtype=float) * work / ceilings[name]["work"]
         for name, work in (("gemm", flops), ("copy", compulsory_bytes))
@@ -73,5 +73,5 @@ def share(
 
 
 def words(share: Metric) -> str:
-    """A share for people, or why there is none."""
+    """A share as text, or why there is none."""
     return BEYOND.get(str(share.verdict), f"{share.value:.3g} % of the ceiling")

@@ -1,4 +1,4 @@
-"""Medians, ratios and crossovers with their intervals. numpy only: the benchmark's end table uses it too.
+"""Medians, ratios and crossovers with their intervals. Needs numpy only, for the table after a sweep.
 
 Intervals of medians are bootstrap percentile intervals of the median (Efron 1979) at the expanded level of Hesterberg
 2015, "What Teachers Should Know About the Bootstrap": the plain percentile interval covers only 88 % with
@@ -18,17 +18,17 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-# With n samples even their whole range covers the median with probability 1 - 2^(1 - n) only: 94 % for five.
+# With n samples, their whole range covers the median with probability 1 - 2^(1 - n) only: 94 % for five.
 FEWEST = 6
-# Two units say next to nothing about a third: Student's quantile is 12.7, and the spread of two is a lottery.
+# Two units say little about a third: Student's quantile is 12.7, and the spread of two values is very uncertain.
 FEWEST_UNITS = 3
-# Where the series of `_student_quantile` is not good enough.
+# Exact quantiles where the series of `_student_quantile` is too inaccurate.
 _STUDENT = {1: 12.7062, 2: 4.3027, 3: 3.1824}
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median, mean or exponent and its 95 % interval, NaN where the units are too few for one."""
+    """A median, mean or exponent and its 95 % interval (NaN if there are too few units)."""
 
     value: float
     low: float
@@ -43,26 +43,26 @@ class Ratio:
     low: float
     high: float
     verdict: str
-    """`faster`, `slower`, or `tie` where the interval contains 1 or the rounds are fewer than `FEWEST`."""
+    """`faster`, `slower`, or `tie` if the interval contains 1 or there are fewer than `FEWEST` rounds."""
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """The length from which b is faster than a (or a than b) for good, and its 95 % interval.
+    """The length from which b stays faster than a (or a than b), and its 95 % interval.
 
-    `low` is 0 where b may well be ahead from the start, `high` infinite where it may never get ahead for good.
+    `low` is 0 if b may be ahead from the start, `high` is infinite if it may never get ahead for good.
     """
 
     length: float
     low: float
     high: float
     faster: str
-    """`a` or `b`: which one is ahead from `length` on."""
+    """`a` or `b`: the one that is ahead from `length` on."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two mechanisms in the same rounds at one length: in each, the time of the baseline over that of the other."""
+    """Two mechanisms in the same rounds at one length: `ratios` are the baseline's time over the other's in each."""
 
     baseline: str
     label: str
@@ -70,27 +70,27 @@ class Comparison:
     batch_size: int
     ratios: ArrayLike = field(compare=False)
     setting: str = ""
-    """What else must agree between the points of a curve."""
+    """All other settings; points of one curve have the same."""
 
 
 @dataclass(frozen=True)
 class Overtaking:
-    """Who is ahead from which length on, at one batch size or at one number of tokens per batch."""
+    """Which mechanism is ahead from which length on, at one batch size or one number of tokens per batch."""
 
     baseline: str
     label: str
     batch: str
-    """`batch size 4` or `8192 tokens per batch`, whichever the lengths have in common."""
+    """`batch size 4` or `8192 tokens per batch`, whichever is constant over the lengths."""
     crossover: Crossover
     faster: str
-    """The one of the two that is ahead at the end."""
+    """The mechanism that is ahead at the end."""
     slower: str
 
 
 def median_interval(samples: ArrayLike) -> Interval:
-    """The median of the samples with its bootstrap interval; the whole range for fewer than `FEWEST` samples.
+    """The median of the samples with its bootstrap interval, or their range if there are fewer than `FEWEST`.
 
-    The same samples give the same interval. Raises ValueError: no samples, or one that is not finite.
+    Deterministic. Raises ValueError if there are no samples or one is not finite.
     """
     values = _observations("samples", samples)
     low, high = _percentiles(_resampled_medians(values, np.random.default_rng(0)), len(values))
@@ -98,11 +98,11 @@ def median_interval(samples: ArrayLike) -> Interval:
 
 
 def ratio_interval(a: ArrayLike, b: ArrayLike) -> Ratio:
-    """How many times faster b is than a, from the times that both took in the same rounds.
+    """How many times faster b is than a, from times of both in the same rounds.
 
-    The ratios a / b are taken round by round, so that what slows a whole round cancels, and in logarithms, so that
-    exchanging a and b inverts the answer exactly. Raises ValueError: the rounds do not pair up, are none, or a time is
-    not positive.
+    The ratios a / b are taken round by round, so that what slows a whole round cancels. They are taken in logarithms,
+    so that exchanging a and b inverts the result exactly. Raises ValueError if the rounds do not pair up, if there are
+    none, or if a time is not positive.
     """
     a, b = _times("a", a), _times("b", b)
     if len(a) != len(b):
@@ -114,14 +114,14 @@ def ratio_interval(a: ArrayLike, b: ArrayLike) -> Ratio:
 
 
 def crossover(lengths: Sequence[float], ratios: Sequence[ArrayLike]) -> Crossover | None:
-    """Where one of two, a and b, overtakes the other for good, or None where the measured lengths show no crossing.
+    """Where one of a and b overtakes the other for good; None if the measured lengths show no crossing.
 
-    The median log ratio is interpolated linearly over the logarithm of the length between the two measured
-    lengths around its last change of sign. The interval comes from resampling the rounds of every length; with fewer
-    than `FEWEST` it is the range of what resampling gives.
+    The median log ratio is interpolated linearly over the logarithm of the length, between the two measured lengths
+    around its last change of sign. The interval comes from resampling the rounds of every length; with fewer than
+    `FEWEST` rounds it is the range of the resampled crossings.
 
     Args:
-        lengths: of sequences; raises ValueError where they do not ascend.
+        lengths: sequence lengths; raises ValueError if they do not ascend.
         ratios: for each length, the time of a over that of b in each round, positive.
     """
     x = np.log(np.asarray(lengths, dtype=float))
@@ -141,9 +141,9 @@ def crossover(lengths: Sequence[float], ratios: Sequence[ArrayLike]) -> Crossove
 
 
 def overtakings(comparisons: Iterable[Comparison]) -> list[Overtaking]:
-    """The crossovers of all pairs, in the order of their names; of several comparisons at a length the last counts.
+    """The crossovers of all pairs, sorted by name; if a length has several comparisons, the last one counts.
 
-    Lengths make a curve where their batches agree: by size or by tokens, whichever has fewer values.
+    Lengths form a curve if their batches agree: in size or in tokens, whichever has fewer different values.
     """
     pairs: dict[tuple[str, str, str], list[Comparison]] = defaultdict(list)
     for each in comparisons:
@@ -172,9 +172,9 @@ def mean_interval(units: ArrayLike) -> Interval:
     """The mean with its interval by Student's t.
 
     Args:
-        units: one value for each independent unit of replication. Of what is measured several times in a unit it is the
-            mean over these (Cameron and Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference"): what they
-            have in common is no evidence, and what differs between them for good, as heads do, is no error.
+        units: one value for each independent unit of replication. If a unit was measured several times, pass the mean
+            (Cameron and Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference"): what the measurements share
+            is no extra evidence, and constant differences between them, as between heads, are no error.
     """
     values = _observations("units", units)
     value, half = float(values.mean()), _half_width(values)
@@ -182,9 +182,9 @@ def mean_interval(units: ArrayLike) -> Interval:
 
 
 def root_mean_square(units: ArrayLike) -> Interval:
-    """The root of the mean square, with its interval by the delta method and Student's t; `units` as `mean_interval`'s.
+    """The root mean square, with its interval by the delta method and Student's t; `units` as in `mean_interval`.
 
-    The entries of a unit are squares' roots already: of several the root mean square.
+    Pass one value per unit; where a unit was measured several times, their root mean square.
     """
     squares = np.square(_observations("units", units))
     root = float(np.sqrt(squares.mean()))
@@ -193,7 +193,7 @@ def root_mean_square(units: ArrayLike) -> Interval:
 
 
 def _half_width(values: Array) -> float:
-    """Of the interval of their mean."""
+    """Half the width of the interval of the values' mean."""
     if len(values) < FEWEST_UNITS:
         return math.nan
     return float(_student_quantile(len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
@@ -202,10 +202,9 @@ def _half_width(values: Array) -> float:
 def power_law(sizes: Sequence[float], trials: Sequence[ArrayLike]) -> Interval:
     """The exponent b of `root mean square = a size^b`: least squares in logarithms, and its 95 % bootstrap interval.
 
-    That is the range of what resampling gives for fewer than `FEWEST` trials, NaN for fewer than `FEWEST_UNITS`.
-
-    `trials` has one dimension of independent observations for each size. Raises ValueError: fewer than two sizes, or
-    observations that are none or not finite.
+    The interval is the range of the resampled exponents for fewer than `FEWEST` trials, NaN for fewer than
+    `FEWEST_UNITS`. `trials` has one dimension of independent observations for each size. Raises ValueError for
+    fewer than two sizes, and for trials without observations or with one that is not finite.
     """
     x = np.log(np.asarray(sizes, dtype=float))
     if len(set(x)) < 2 or len(x) != len(trials):
@@ -243,7 +242,7 @@ def _resampled_medians(values: Array, generator: np.random.Generator) -> Array:
 
 
 def _percentiles(resampled: Array, n: int, method: str = "linear") -> Array:
-    """The two ends of the expanded percentile interval of a statistic of n observations; its range for too few."""
+    """The ends of the expanded percentile interval of a statistic of n observations; its range if n is too small."""
     degrees = max(n - 1, 1)
     tail = NormalDist().cdf(-np.sqrt(n / degrees) * _student_quantile(degrees)) if n >= FEWEST else 0.0
     return np.quantile(resampled, [tail, 1 - tail], method=method)  # type: ignore[call-overload, no-any-return]
@@ -259,7 +258,7 @@ def _student_quantile(degrees: int) -> float:
 
 
 def _last_crossing(x: Array, log_ratios: Array, ahead: bool) -> float:
-    """Length at the last change of sign to `ahead`; 0 where it was so all along, infinite where it is not."""
+    """The length at the last change of sign to `ahead`; 0 if it never changes, infinite if it does not end `ahead`."""
     positive = log_ratios > 0
     if positive[-1] != ahead:
         return math.inf

@@ -1,6 +1,6 @@
-"""The records in a results folder. They are the truth: the MLflow runs, figures and tables are made from them.
+"""The records in a results folder. They are the original data: MLflow runs, figures and tables are made from them.
 
-A record is a JSON file that reads on a screen, and beside it one for samples that are too many to read.
+A record is a readable JSON file, with a second file for long lists of samples.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from bench.records.disk import decompress, files, lock, read_file, unfinished, w
 from bench.records.own import RECORD
 from bench.records.record import Record, RecordError
 
-# How samples are compressed: by xz, for of numbers it leaves a quarter less than gzip did; version 0.1 did not.
+# How samples are compressed: xz needs a quarter less than gzip; version 0.1 did not compress.
 SUFFIXES = (".xz", ".gz", "")
 SAMPLES = re.compile(rf"({RECORD.pattern})(\.xz|\.gz)?")
-# A list of more numbers than this goes into the second file; lines of the first are shorter than this.
+# Lists with more numbers than this go to the second file; the first file's lines are shorter than the width.
 READABLE, WIDTH = 32, 120
-# The square of a larger number is none.
+# Squares of larger numbers may overflow.
 LARGEST_NUMBER = 1e150
-# Beside the measurements of the second file; no benchmark calls one of its own so.
+# A key in the second file, beside the measurements; no benchmark uses it.
 _SUMMARY = "summary."
 
 
 class Store:
-    """The records under `results_dir/records`, long lists of samples under `results_dir/samples`.
+    """The records under `results_dir/records`, with long lists of samples under `results_dir/samples`.
 
-    A file that is no record is named on stderr and left out. Reading raises OSError where a folder of the store is
-    something else, or cannot be read.
+    Files that are not records are named on stderr and left out. Reading raises OSError if the store's folders are
+    something else or cannot be read.
 
     Args:
-        results_dir: their folder.
-        prepared: whether its folders have been made. If they are missing then, the disk may have been unmounted: they
-            are not made anew, and reading and writing raise OSError.
+        results_dir: the results folder.
+        prepared: whether its folders exist already. If they are missing then, the disk may have been unmounted: they
+            are not created again, and reading and writing raise OSError.
     """
 
     def __init__(self, results_dir: str | Path, *, prepared: bool = False) -> None:
@@ -51,27 +51,27 @@ class Store:
         self.records_dir, self.samples_dir = self.root / "records", self.root / "samples"
 
     def write(self, record: Record) -> Path:
-        """Save one record under a name of its own."""
+        """Write a record to its own file."""
         return self._write(record.file_name, *encode(record))
 
     def copy(self, source: Store, name: str) -> None:
-        """Save a good record of another folder or of an archive as it is."""
+        """Copy a valid record of another folder or an archive unchanged."""
         data = source.read_record(name)
         self._write(name, data, source.read_samples(name) if b'"samples_sha256"' in data else None)
 
     def _write(self, name: str, data: bytes, samples: bytes | None) -> Path:
         if not self._prepared:
             self.records_dir.mkdir(parents=True, exist_ok=True)
-        # Keeps `clear_leftovers` away between the two.
+        # Keeps `clear_leftovers` from running between the two writes.
         with self._locked(exclusively=False):
             if samples is not None:
-                # First, so that a kill between the two leaves no record without its samples.
+                # Samples first, so that a kill between the two leaves no record without its samples.
                 write_atomically(self.samples_dir / f"{name}.xz", lzma.compress(samples))
             write_atomically(self.records_dir / name, data)
         return self.records_dir / name
 
     def clear_leftovers(self) -> None:
-        """Remove what killed writers left, unfinished files and samples without a record, if nobody writes now."""
+        """Remove unfinished files and samples without a record that killed processes left, unless somebody writes."""
         with contextlib.suppress(OSError), self._locked(exclusively=True):
             leftovers = [*unfinished(self.records_dir, RECORD), *unfinished(self.samples_dir, SAMPLES)]
             known, samples = set(os.listdir(self.records_dir)), files(self.samples_dir, SAMPLES)
@@ -85,7 +85,7 @@ class Store:
     def _locked(self, *, exclusively: bool) -> Iterator[None]:
         folder = os.open(self.records_dir, os.O_RDONLY)
         try:
-            # Without locks records can be written all the same, as when they are unpacked; sweeps refuse such a folder.
+            # Unpacking may write to a file system without locks; sweeps refuse such a folder.
             with contextlib.nullcontext() if exclusively else contextlib.suppress(OSError):
                 lock(folder, exclusively=exclusively)
             yield
@@ -93,7 +93,7 @@ class Store:
             os.close(folder)
 
     def load(self) -> list[Record]:
-        """All records, those of a cell oldest first."""
+        """All records; those of one cell are sorted oldest first."""
         return self.read(self.names())
 
     def of_cell(self, cell_id: str) -> list[Record]:
@@ -101,20 +101,20 @@ class Store:
         return self.of_cells([cell_id])
 
     def of_cells(self, cell_ids: Iterable[str]) -> list[Record]:
-        """All attempts at these cells; other records are not read. Else as `load`."""
+        """All attempts at these cells, sorted as by `load`; other records are not read."""
         wanted = set(cell_ids)
         prefixes = {cell_id[:16] for cell_id in wanted}
         names = [name for name in self.names() if name.partition("-")[0] in prefixes]
         return [record for record in self.read(names) if record.cell_id in wanted]
 
     def read(self, names: Iterable[str]) -> list[Record]:
-        """The records in these files, as `load` gives them."""
-        # Those with the same number of an attempt are from several machines.
+        """The records in these files, sorted as by `load`."""
+        # Records with the same attempt number come from different machines.
         records = (record for _, record in self.readable(names))
         return sorted(records, key=lambda record: (record.attempt, record.ended, record.record_id))
 
     def readable(self, names: Iterable[str]) -> Iterator[tuple[Path, Record]]:
-        """The records in these files, in this order; else as `load`."""
+        """The records in these files, in this order, with their paths; skips files that are not records."""
         for name in names:
             path = self.records_dir / name
             try:
@@ -123,26 +123,26 @@ class Store:
                 say(f"{bounded(str(path))}: skipped, {one_line(error)}")
 
     def decode(self, name: str) -> Record:
-        """The record in a file; raises `RecordError` where it is none."""
+        """The record in a file; raises `RecordError` if it is not one."""
         return decode(name, self.read_record(name), partial(self.read_samples, name))
 
     def read_record(self, name: str) -> bytes:
-        """The contents of a record's file; raises `RecordError` where it cannot be read."""
+        """The contents of a record's file; raises `RecordError` if it cannot be read."""
         return read_file(self.records_dir / name)
 
     def samples_file(self, name: str) -> Path:
-        """Where the samples of the record in a file are, if it has some."""
+        """The path of a record's samples, which may not exist."""
         files = [self.samples_dir / f"{name}{suffix}" for suffix in SUFFIXES]
         return next((file for file in files if os.path.lexists(file)), files[-1])
 
     def read_samples(self, name: str) -> bytes:
-        """The samples of the record in a file, as `encode` gave them; raises `RecordError` where they are missing."""
+        """A record's samples, as `encode` returned them; raises `RecordError` if they are missing."""
         path = self.samples_file(name)
         data = read_file(path)
         return decompress(data) if path.suffix != ".json" else data
 
     def names(self) -> list[str]:
-        """The names of the records' files, in order."""
+        """The names of the records' files, sorted."""
         for folder in (self.records_dir, self.samples_dir):
             if os.path.lexists(folder) and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
@@ -152,7 +152,7 @@ class Store:
 
 
 def latest(records: Iterable[Record]) -> dict[str, Record]:
-    """The record that stands for each cell: its newest terminal one, else its newest; `records` are oldest first.
+    """The record that counts for each cell: its newest terminal one, else its newest; `records` are oldest first.
 
     Disturbed records count. Only `rerun=all` measures a quiet cell again, and then the newest record is wanted.
     """
@@ -165,7 +165,7 @@ def latest(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def encode(record: Record) -> tuple[bytes, bytes | None]:
-    """The record's file and, where it measured long lists, the file of these; strict JSON (no NaN, no Infinity)."""
+    """The record's file and, for long lists, the file of samples (or None); strict JSON without NaN and Infinity."""
     (short, long), (summary, raw) = _split(record.measurements), _split(record.summary)
     fields = dataclasses.asdict(record) | {"measurements": short, "summary": summary}
     long |= {_SUMMARY: _once(raw, {json.dumps(values): place for place, values in _lists(long)})} if raw else {}
@@ -176,15 +176,15 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
-    """The record in a file of a name, its texts as `bench.common.errors.bounded` makes them.
+    """The record in a file with this name; texts are shortened by `bench.common.errors.bounded`.
 
-    `read_samples` gives the contents of its second file, where it has one. Raises RecordError where one of the two is
-    not what `encode` writes, or is missing, or the file has another record's name.
+    `read_samples` returns the contents of the second file, if there is one. Raises RecordError if a file is not what
+    `encode` writes, is missing, or has another record's name.
     """
     try:
         fields = _from_json(data)
         digest = fields.pop("samples_sha256", None)
-        # People read what a child printed in an editor: it stays as it is.
+        # People read a child's output in an editor: it is not shortened.
         printed = {key: fields.pop(key) for key in ("stderr_tail",) if key in fields}
         record = Record.from_fields({**_printable(fields), **printed})
         if name != record.file_name:
@@ -205,7 +205,7 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
 
 
 def _split(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Measurements with a remark in place of every long list, and the long lists at the same places."""
+    """Measurements with a note in place of each long list, and the long lists at the same places."""
     short: dict[str, Any] = dict(measured)
     long: dict[str, Any] = {}
     for key, value in measured.items():
@@ -219,13 +219,13 @@ def _split(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _lists(long: dict[str, Any], before: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Each long list and its place: `curve/train_loss`."""
+    """Each long list with its place, such as `curve/train_loss`."""
     for key, value in long.items():
         yield from _lists(value, f"{before}{key}/") if isinstance(value, dict) else [(before + key, value)]
 
 
 def _once(raw: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
-    """The long lists of a summary, of those that were measured their places only."""
+    """A summary's long lists; those that are also in the measurements are replaced by their places there."""
     return {
         key: _once(value, places) if isinstance(value, dict) else places.get(json.dumps(value), value)
         for key, value in raw.items()
@@ -233,7 +233,7 @@ def _once(raw: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
 
 
 def _again(raw: dict[str, Any], lists: dict[str, list[Any]]) -> dict[str, Any]:
-    """Undo `_once`."""
+    """The inverse of `_once`."""
     try:
         return {
             key: _again(value, lists) if isinstance(value, dict) else lists[value] if isinstance(value, str) else value
@@ -260,7 +260,7 @@ def _to_json(node: Any) -> bytes:
 
 
 def _written(start: str, node: Any, margin: str) -> str:
-    """JSON after the `start` of a line: lists, and objects that fit, on that line."""
+    """JSON after the `start` of a line; lists, and objects that fit, stay on that line."""
     line = start + json.dumps(node, allow_nan=False)
     if not isinstance(node, dict) or len(line) < WIDTH:
         return line
@@ -287,7 +287,7 @@ def _finite(text: str) -> float:
 
 
 def _printable(node: Any) -> Any:
-    """The same with its texts bounded and printable."""
+    """The same value with its texts shortened and printable."""
     if isinstance(node, str):
         return bounded(node)
     if isinstance(node, list):

@@ -1,4 +1,4 @@
-"""What a record says in numbers, and the records of a results folder that say what can be."""
+"""A record's results in numbers and words, and the store of records whose results can be read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def traits(record: Record) -> dict[str, Any]:
-    """What its benchmark is like: its `axis`, its `replicates`, and the settings of it that are `not_conditions`."""
+    """Properties of the record's benchmark: `axis`, `replicates`, and its settings that are `not_conditions`."""
     if record.summary:
         return record.summary
     its = benchmark(record)
@@ -27,10 +27,10 @@ def traits(record: Record) -> dict[str, Any]:
 
 
 def summarised(record: Record) -> Record:
-    """The record with its `summary`: `traits`, of an ok one also its `metrics` (their samples in `raw`) and `headline`.
+    """The record with its `summary`: `traits` and, if ok, also its `metrics` (samples in `raw`) and `headline`.
 
     Raises:
-        RecordError: as `quantities`.
+        RecordError: as in `quantities`.
     """
     record = dataclasses.replace(record, summary={})
     summary = traits(record)
@@ -42,12 +42,12 @@ def summarised(record: Record) -> Record:
 
 
 def quantities(record: Record) -> list[Metric]:
-    """What a record says, as its benchmark computed it from the raw samples; nothing for one that is not ok.
+    """A record's metrics, as its benchmark computed them from the raw samples; empty if the record is not ok.
 
-    Of a benchmark that is not known here: its numbers, by their dotted path.
+    For an unknown benchmark: all numbers, named by their dotted path.
 
     Raises:
-        RecordError: the measurements are not in the shape that the benchmark reads, say nothing, or what cannot be.
+        RecordError: the measurements do not have the benchmark's shape, are empty, or are impossible.
     """
     if record.status != "ok":
         return []
@@ -56,27 +56,27 @@ def quantities(record: Record) -> list[Metric]:
             metrics, raw = record.summary["metrics"], record.summary["raw"]
             samples = ({"raw": raw[str(i)]} if str(i) in raw else {} for i in range(len(metrics)))
             return [Metric.from_json(metric | its) for metric, its in zip(metrics, samples, strict=True)]
-        # A number that no float holds is none, and is not worth a warning of numpy's.
+        # A result that overflows is not a number, and no numpy warning should be printed for it.
         with np.errstate(over="raise", divide="raise", invalid="raise"):
             its, measured = benchmark(record), record.measurements
-            if its.replicates in ("sequences", "draws"):  # how many sequences, older records leave to the config
+            if its.replicates in ("sequences", "draws"):  # older records have their number in the config only
                 measured = {"sequences": record.config["batch_size"], **measured}
             computed = [
                 one if one.interval is None else dataclasses.replace(one, over=its.replicates)
                 for one in its.quantities(measured)
             ]
-        if not computed and hasattr(its, "name"):  # one that is known
+        if not computed and hasattr(its, "name"):  # a known benchmark
             raise ValueError("there are none")
-    except Exception as error:  # of a benchmark from anywhere
+    except Exception as error:  # a user's benchmark may raise anything
         raise _unreadable(record, error) from None
     return computed
 
 
 class Results(Store):
-    """The records of a results folder, without those whose benchmark cannot say what they claim to have measured."""
+    """The records of a results folder, without those whose measurements their benchmark cannot read."""
 
     def decode(self, name: str) -> Record:
-        """As in any store; raises as `quantities`, too."""
+        """As in `Store`; also raises like `quantities`."""
         record = super().decode(name)
         quantities(record)
         return record
@@ -94,16 +94,16 @@ def summarise(record: Record) -> dict[str, float]:
 
 
 def curves(record: Record, most: int) -> dict[str, list[Point]]:
-    """What changed step by step in an ok cell, by name; of a long curve `most` points, the last among them.
+    """Values by step of an ok cell, by name; a long curve is thinned to `most` points, always with the last one.
 
     Raises:
-        RecordError: as `quantities`.
+        RecordError: as in `quantities`.
     """
     if record.status != "ok":
         return {}
     try:
         found = benchmark(record).curves(record.measurements)
-        # Thousands of points: a few of them become a `Point`.
+        # Curves may have thousands of points: thin them before building `Point`s.
         finite = {name: [point for point in curve if math.isfinite(point[1])] for name, curve in found.items()}
         thinned = {
             name: [
@@ -111,19 +111,19 @@ def curves(record: Record, most: int) -> dict[str, list[Point]]:
             ]
             for name, curve in finite.items()
         }
-    except Exception as error:  # of a benchmark from anywhere
+    except Exception as error:  # a user's benchmark may raise anything
         raise _unreadable(record, error) from None
     return {name: curve for name, curve in thinned.items() if curve}
 
 
 def headline(record: Record) -> str:
-    """The result of an ok cell in a few words, with the papers' d where it has one.
+    """The result of an ok cell in a few words, with the papers' d if it has one.
 
     Raises:
-        RecordError: as `quantities`.
+        RecordError: as in `quantities`.
     """
     size = features(record)
-    # In parts, because a reader of records cuts long texts.
+    # Stored in parts, since reading a record shortens long texts.
     words = ", ".join(record.summary["headline"]) if "headline" in record.summary else _headline(record)
     return f"d={size} {words}" if size and "features" in record.measurements else words
 
@@ -132,16 +132,16 @@ def _headline(record: Record) -> str:
     metrics = quantities(record)
     try:
         return benchmark(record).headline(metrics)
-    except Exception as error:  # of a benchmark from anywhere
+    except Exception as error:  # a user's benchmark may raise anything
         raise _unreadable(record, error) from None
 
 
 def features(record: Record, label: str | None = None) -> int | None:
-    """The papers' d of a cell's mechanism: what was measured, else what was asked for; None where it has none.
+    """The papers' d of a cell's mechanism: as measured, else as configured; None if it has none.
 
     Args:
-        record: of the cell.
-        label: of one mechanism of a comparison; None is the cell's own.
+        record: the cell's record.
+        label: a mechanism of a comparison; None: the cell's own.
     """
     if "features" in record.measurements:
         return _size(record.measurements["features"])
@@ -156,7 +156,7 @@ def _size(value: Any) -> int | None:
 
 
 def benchmark(record: Record) -> type[Benchmark]:
-    """The benchmark that measured a record. It is imported, and with it torch, where a record has no `summary`."""
+    """The benchmark class of a record. Only needed without `summary`, since it imports the benchmark and torch."""
     from bench import measures
 
     return measures.find(record.config["bench"]["name"]) or measures.Benchmark

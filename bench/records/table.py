@@ -1,4 +1,4 @@
-"""Records in words: a line per cell as it ends, and the table at the end of a sweep (Markdown)."""
+"""Records as text: one line per finished cell, and the Markdown table at the end of a sweep."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from bench.records.summary import headline, quantities
 
 COLUMNS = ("status", "bench", "attention", "n", "batch", "mask", "inputs", "result")
 LONGEST_NAME = 100
-# What the points of a curve need not have in common.
+# The settings that may differ between the points of a curve.
 SIZES = ("seq_len", "batch_size")
 
 
@@ -33,7 +33,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def crossovers(records: Sequence[Record]) -> list[str]:
-    """For each comparison over several lengths, the length from which one mechanism overtakes the other."""
+    """For each comparison over several lengths, a line with the length from which one mechanism overtakes another."""
     in_order = sorted(records, key=attrgetter("ended", "record_id"))
     overtaken = overtakings(each for record in in_order for each in _comparisons(record))
     curves = {(each.baseline, each.label, each.batch) for each in overtaken}
@@ -49,7 +49,7 @@ def crossovers(records: Sequence[Record]) -> list[str]:
 def _comparisons(record: Record) -> Iterator[Comparison]:
     length, batch = (record.config[key] for key in SIZES)
     setting = json.dumps({key: value for key, value in record.config.items() if key not in SIZES}, sort_keys=True)
-    with contextlib.suppress(RecordError):  # the table says so
+    with contextlib.suppress(RecordError):  # the table shows the error
         for each in quantities(record):
             if each.baseline is not None and each.attention is not None and each.raw is not None:
                 yield Comparison(each.baseline, each.attention, length, batch, each.raw, setting)

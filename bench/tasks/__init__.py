@@ -1,4 +1,4 @@
-"""What a model is trained on. A closed registry: a config can name a task, never import one."""
+"""The tasks that models are trained on. A closed registry: a config can name a task, never import one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,20 +29,20 @@ TASKS: dict[str, type[Settings]] = {
 
 
 def settings(values: Mapping[str, Any]) -> Settings:
-    """The settings that a configuration's `task` describes: its `name` and the fields of that task.
+    """The settings that a configuration's `task` describes: its `name` and the settings of that task.
 
     Raises:
-        ConfigError: naming the key, its value and what is allowed.
+        ConfigError: names the key, its value and what is allowed.
     """
     return named(TASKS, values, "task")
 
 
 def open_task(config: Mapping[str, Any], cache_dir: Path) -> Task:
-    """The task of a cell: the same examples for every mechanism in a comparison.
+    """The task of a cell, with the same examples for every mechanism in a comparison.
 
     Args:
-        config: a cell's resolved config; `task`, `seq_len`, `causal` and `seed` are read.
-        cache_dir: where what was read or drawn is kept; the folder above it is there.
+        config: a cell's resolved config; uses `task`, `seq_len`, `causal` and `seed`.
+        cache_dir: a cache for data that was read or drawn; its parent folder exists.
 
     Raises:
         ConfigError: the task does not fit, its data or tokenizer cannot be read, or its examples have a leak.

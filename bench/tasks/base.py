@@ -138,7 +138,7 @@ class Draws:
         key = blake2b(f"{seed}:{split}:{index}".encode(), digest_size=16).digest()
         self._philox = np.random.Philox(key=int.from_bytes(key, "little"))
 
-    def below(self, bound: int, count: int) -> NDArray[np.int64]:
+    def integers(self, bound: int, count: int) -> NDArray[np.int64]:
         """`count` independent integers, uniform on 0..bound - 1 but for one part in 2**64 / bound."""
         return (self._philox.random_raw(count) % np.uint64(bound)).astype(np.int64)
 
@@ -146,7 +146,7 @@ class Draws:
         """`count` independent numbers, uniform on (0, 1), of 52 bits and never an end."""
         return ((self._philox.random_raw(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
-    def endless(self) -> Iterator[float]:
+    def uniform_stream(self) -> Iterator[float]:
         """Independent numbers as those of `uniform`, one after the other."""
         while True:
             yield from self.uniform(256).tolist()

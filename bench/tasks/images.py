@@ -144,8 +144,8 @@ class Digits(Task):
     def _drawn(self, split: str, index: int) -> tuple[int, int, int]:
         """Which digit, and where."""
         draws, images = Draws(self.seed, split, index), self.digits[split][0]
-        number = draws.below(len(images), 1)
-        row, column = draws.below(self.side + 1 - self.enlarged * images.shape[1], 2)
+        number = draws.integers(len(images), 1)
+        row, column = draws.integers(self.side + 1 - self.enlarged * images.shape[1], 2)
         return int(number[0]), int(row), int(column)
 
 

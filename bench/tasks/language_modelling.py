@@ -133,6 +133,6 @@ class Windows(Task):
         """A window; targets are the tokens one further."""
         tokens, start = self.tokens[split], index * self.seq_len
         if split == "train":
-            start = Draws(self.seed, split, index).below(len(tokens) - self.seq_len, 1)[0]
+            start = Draws(self.seed, split, index).integers(len(tokens) - self.seq_len, 1)[0]
         window = tokens[start : start + self.seq_len + 1].astype(np.int64)
         return window[:-1], window[1:]

@@ -1,4 +1,4 @@
-"""What cannot be right in a task with classes: examples in two splits, and one position that tells the class."""
+"""Checks a classification task for leaks: the same example in two splits, or a class that one position determines."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from bench.tasks.base import Task
 from bench.tasks.kept import KeptExamples
 
 LOOKED_AT = {"train": 2048, "validation": 512, "test": 512}
-"""Examples of each split that are drawn, so that it takes seconds."""
+"""Examples of each split that are drawn, so that the check takes seconds."""
 KEPT = 65536
-"""Examples of a split that lie on the disk."""
+"""The most examples of a split that are read from disk."""
 LARGEST_SHARE = 0.01
-"""Of the examples of a split that are in another one: collections of reviews and images have a few twins."""
+"""Allowed share of a split's examples that are also in another: reviews and images have a few duplicates."""
 SAMPLE, FEWEST = 1024, 200
-"""Examples that tell how much a position tells, and of how few nothing can be said."""
+"""Examples to check positions with; with fewer than the second number nothing is concluded."""
 ERRORS = 0.1
-"""A position tells the class where it leaves less than this part of the errors of who knows the most frequent class."""
+"""A position is a leak if it leaves less than this share of the errors of always choosing the most frequent class."""
 
 
 class Telling(NamedTuple):
-    """The position that tells most, the share of examples whose class it tells, and that of the most frequent class."""
+    """The most informative position, the accuracy from it alone, and the share of the most frequent class."""
 
     position: int
     accuracy: float
@@ -33,10 +33,10 @@ class Telling(NamedTuple):
 
 
 def require_none(task: Task, name: str) -> None:
-    """Refuse a task with a leak that no real data have; it may tell a little by one position, as ListOps' first does.
+    """Refuse a task with a leak that real data do not have; a weakly informative position is allowed, as in ListOps.
 
     Raises:
-        ConfigError: naming the splits and how many examples they share, or the position.
+        ConfigError: names the splits and the share of common examples, or the position.
     """
     for (split, other), share in twins(task).items():
         if share > LARGEST_SHARE:
@@ -49,7 +49,7 @@ def require_none(task: Task, name: str) -> None:
 
 
 def twins(task: Task) -> dict[tuple[str, str], float]:
-    """The share of the examples looked at of a split whose tokens are, all of them, also those of one of another."""
+    """For pairs of splits, the share of checked examples of the first that have an equal one in the second."""
     looked_at = dict.fromkeys(LOOKED_AT, KEPT) if isinstance(task, KeptExamples) else LOOKED_AT
     hashes = {
         split: [_hash(task.example(split, index)[0]) for index in _indices(task, split, most)]
@@ -60,14 +60,14 @@ def twins(task: Task) -> dict[tuple[str, str], float]:
 
 
 def telling(task: Task) -> Telling | None:
-    """What one position tells: learned from half of a sample of the training split, tried on the other half."""
+    """The most informative position: learned from half of a sample of the training split, tested on the other half."""
     indices = _indices(task, "train", SAMPLE)
     if len(indices) < FEWEST or task.classes is None:
         return None
     examples = [task.example("train", index) for index in indices]
     tokens = np.stack([tokens.reshape(-1) for tokens, _ in examples], 1)
     classes = np.concatenate([label for _, label in examples])
-    # Every other one, for a data set may be sorted.
+    # Every second example, since a data set may be sorted.
     right = [_right(row, classes, task.vocabulary, task.classes) for row in tokens]
     best = int(np.argmax(right))
     frequencies = np.bincount(classes[1::2], minlength=task.classes) / len(classes[1::2])
@@ -75,13 +75,13 @@ def telling(task: Task) -> Telling | None:
 
 
 def _right(tokens: NDArray[np.int64], classes: NDArray[np.int64], vocabulary: int, count: int) -> float:
-    """The share of right answers for odd examples, where a token means its most frequent class in the even ones."""
+    """The accuracy on odd examples when a token predicts its most frequent class in the even ones."""
     seen = np.bincount(tokens[::2] * count + classes[::2], minlength=vocabulary * count).reshape(vocabulary, count)
     return float((seen.argmax(1)[tokens[1::2]] == classes[1::2]).mean())
 
 
 def _indices(task: Task, split: str, most: int) -> list[int]:
-    """So many examples of a split at most, from all over it."""
+    """The indices of at most `most` examples, spread over the split."""
     size = task.size(split)
     if size is None or size <= most:
         return list(range(most if size is None else size))

@@ -69,7 +69,7 @@ class ListOps(GeneratedSettings):
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens, and the value."""
-        numbers = draws.endless()
+        numbers = draws.uniform_stream()
         while True:
             tokens = _expression(numbers, self.max_depth, self.max_length)
             if self.min_length < len(tokens) < self.max_length:

@@ -1,9 +1,9 @@
 """Tasks of MAD, mechanistic architecture design (Poli et al. 2024, arXiv 2403.17844, section 3).
 
-The rules are those of its code, athms/mad-lab (`mad/data/instances.py`), in its baseline setting: every key that comes
-again is asked for. MAD's other two tasks are here too: in-context recall is `noisy_recall` with `task.noise=0`, and
-`selective_copying` is Mamba's. For all of them: MAD trains on every next token, here only what is asked counts; and
-MAD cuts off the last token, whose answer it is, while here `seq_len` tokens are read.
+The rules are those of its code, athms/mad-lab (`mad/data/instances.py`), in its baseline setting: every repeated key
+has a target. MAD's other two tasks exist here too: in-context recall is `noisy_recall` with `task.noise=0`, and
+`selective_copying` is Mamba's. In all tasks, MAD trains on every next token, while here only the answers count; and MAD
+drops the last token, which is an answer only, while here `seq_len` tokens are read.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ Ids = NDArray[np.int64]
 
 @dataclass
 class Mad(GeneratedSettings):
-    """What the four tasks share: a vocabulary, and examples to train on that end."""
+    """Shared by the four tasks: a vocabulary, and a limited number of training examples."""
 
-    vocabulary: int = setting(16, "V, token ids", minimum=4)
-    examples: int | None = setting(12800, "examples to train on; null: fresh ones without end", minimum=1)
+    vocabulary: int = setting(16, "V, number of token ids", minimum=4)
+    examples: int | None = setting(12800, "number of training examples; null: unlimited", minimum=1)
 
     @property
     def vocabulary_size(self) -> int:
@@ -41,26 +41,26 @@ class Mad(GeneratedSettings):
 
 @dataclass
 class NoisyRecall(Mad):
-    """Name the value of every key that comes again, among noise.
+    """Predict the value of every repeated key, among noise.
 
-    A sequence is slots of two tokens. A slot is noise with chance `noise`: two tokens uniform on the last
-    `noise_tokens` of the vocabulary; one slot, drawn before, never is, nor is the last. In the others stand a key,
-    uniform on the first half of the rest of the vocabulary, and its value, which was drawn uniformly from the
-    second half when the key came first; two keys may have the same one. The last slot's key is uniform on those
-    that came. Where a key comes again, its value is the target.
+    A sequence consists of slots of two tokens. A slot is noise with probability `noise`: two tokens uniform on the last
+    `noise_tokens` of the vocabulary; one slot, drawn first, is never noise, nor is the last. The others have a key,
+    uniform on the first half of the rest of the vocabulary, and its value, which is drawn uniformly from the second
+    half for each key; two keys may have the same value. The last slot's key is uniform on the keys that came before.
+    Where a key is repeated, its value is the target.
 
-    It differs from MAD (section 3.1, noisy in-context recall) in that the slot that is never noise is not the last:
-    there no key may have come at all, and MAD's code fails.
+    Unlike MAD (section 3.1, noisy in-context recall), the slot that is never noise is not the last one: otherwise there
+    may be no key at all before the last slot, and MAD's code fails.
     """
 
     name: ClassVar[str] = "noisy_recall"
 
-    vocabulary: int = setting(32, "V, token ids, noise included", minimum=5)
-    noise_tokens: int = setting(16, "token ids that are noise", minimum=1)
+    vocabulary: int = setting(32, "V, number of token ids, with noise", minimum=5)
+    noise_tokens: int = setting(16, "number of noise token ids", minimum=1)
     noise: float = setting(0.2, "share of slots that are noise", minimum=0, maximum=0.9999999)
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse a length that is odd or of one slot, and a vocabulary without two keys and two values."""
+        """Refuse a length that is odd or has one slot, and a vocabulary without two keys and two values."""
         super().require_fits(config)
         self._require_even(config, 4)
         if self.vocabulary - self.noise_tokens < 4:
@@ -71,12 +71,12 @@ class NoisyRecall(Mad):
         """Tokens and targets."""
         slots, rest = seq_len // 2, self.vocabulary - self.noise_tokens
         is_noise = np.append(draws.uniform(slots - 1) < self.noise, False)
-        is_noise[draws.below(slots - 1, 1)] = False
-        keys, value_of = draws.below(rest // 2, slots), rest // 2 + draws.below(rest - rest // 2, rest // 2)
+        is_noise[draws.integers(slots - 1, 1)] = False
+        keys, value_of = draws.integers(rest // 2, slots), rest // 2 + draws.integers(rest - rest // 2, rest // 2)
         came = np.unique(keys[:-1][~is_noise[:-1]])
-        keys[-1:] = came[draws.below(len(came), 1)]
+        keys[-1:] = came[draws.integers(len(came), 1)]
         tokens = np.stack([keys, value_of[keys]], 1)
-        tokens[is_noise] = rest + draws.below(self.noise_tokens, 2 * slots).reshape(slots, 2)[is_noise]
+        tokens[is_noise] = rest + draws.integers(self.noise_tokens, 2 * slots).reshape(slots, 2)[is_noise]
         comes_again = np.ones(slots, bool)
         comes_again[is_noise] = False
         places = np.flatnonzero(~is_noise)
@@ -88,28 +88,27 @@ class NoisyRecall(Mad):
 
 @dataclass
 class FuzzyRecall(Mad):
-    """Name the value of every key that comes again, where keys and values are of one to so many tokens.
+    """Predict the value of every repeated key, where keys and values have one or more tokens.
 
-    The last of V tokens is padding; of the others the first half is of keys, the second of values. A key has 1 to
-    `key_tokens` tokens and a value 1 to `value_tokens`, each number as likely; its tokens differ, every such
-    sequence as likely. Keys and their values follow one another, and a key that comes again has the same value,
-    whose every token is asked for, each at the token before it. One pair is drawn first: it stands at the first
-    place where a pair ends from a uniform one on, and comes again at the end. There is padding on the left where
-    the pairs are shorter than the sequence.
+    The last of V tokens is padding; of the others the first half is for keys, the second for values. A key has 1 to
+    `key_tokens` tokens and a value 1 to `value_tokens`, each number equally likely; its tokens are distinct, each such
+    sequence equally likely. Keys and their values alternate. A repeated key has the same value, each token of which is
+    the target of the token before it. One pair is drawn first: it is inserted at the first end of a pair after a
+    uniform position, and is repeated at the end. Padding on the left fills the sequence.
 
-    It differs from MAD (section 3.1, fuzzy in-context recall) in that it is tested as it is trained (MAD's tests have
-    keys of `key_tokens` tokens only); a pair drawn first that found no place stands before the end (in MAD nothing
-    answers it then); and pairs go on as long as the longest fits (MAD pads a little more).
+    Differences to MAD (section 3.1, fuzzy in-context recall): test examples are like training examples (MAD's have only
+    keys of `key_tokens` tokens); a first pair that found no place is inserted before the end (in MAD its repetition
+    then has no answer); pairs are added as long as the longest one fits (MAD pads a little more).
     """
 
     name: ClassVar[str] = "fuzzy_recall"
 
-    key_tokens: int = setting(3, "most tokens of a key", minimum=1)
-    value_tokens: int = setting(3, "most tokens of a value", minimum=1)
+    key_tokens: int = setting(3, "largest number of tokens in a key", minimum=1)
+    value_tokens: int = setting(3, "largest number of tokens in a value", minimum=1)
 
     @property
     def _halves(self) -> tuple[int, int]:
-        """Tokens of keys, and of values."""
+        """The number of token ids for keys, and for values."""
         return (self.vocabulary - 1) // 2, self.vocabulary // 2
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
@@ -131,7 +130,7 @@ class FuzzyRecall(Mad):
         values = _motifs(draws, count, halves[0], halves[1], self.value_tokens)
         probe, known = keys[0], {keys[0]: values[0]}
         size, longest = len(keys[0]) + len(values[0]), self.key_tokens + self.value_tokens
-        place = int(draws.below(max(1, seq_len - 2 * size), 1)[0])
+        place = int(draws.integers(max(1, seq_len - 2 * size), 1)[0])
         tokens: list[int] = []
         targets: list[int] = []
         shown: set[tuple[int, ...]] = set()
@@ -158,24 +157,23 @@ class FuzzyRecall(Mad):
 
 
 def _motifs(draws: Draws, count: int, first: int, bound: int, longest: int) -> list[tuple[int, ...]]:
-    """So many sequences of 1 to `longest` different tokens of `first` to `first + bound - 1`."""
-    sizes = 1 + draws.below(longest, count)
+    """`count` sequences of 1 to `longest` different tokens from `first` to `first + bound - 1`."""
+    sizes = 1 + draws.integers(longest, count)
     orders = first + draws.uniform(count * bound).reshape(count, bound).argsort(axis=1)[:, :longest]
     return [tuple(order[:size]) for order, size in zip(orders.tolist(), sizes.tolist(), strict=True)]
 
 
 @dataclass
 class Compression(Mad):
-    """Name a sequence of tokens again, in order, when all of it has been read.
+    """Repeat a sequence of tokens, in order, after all of it has been read.
 
     The first half of the sequence are tokens, independent and uniform on 0..V-2; the second half are markers V - 1, and
-    the target at the i-th of them is the i-th token.
+    the target at the i-th marker is the i-th token.
 
-    It differs from MAD (section 3.1, compression), where an encoder's vector at one last marker goes with every
-    position through a network, and all that layer-to-layer attention could look back at is lost. Our models have
-    logits at positions, so the tokens are asked for at markers behind them: they have to be in what the mechanism
-    keeps of the past, its decoding state, not in one vector. Of softmax that state holds all tokens. MAD's n tokens are
-    n - 1 and a marker; here they are `seq_len` / 2.
+    In MAD (section 3.1, compression), an encoder's vector at one last marker goes through a network with each position,
+    so attention between layers cannot look back at the tokens. Our models have logits at positions, so the tokens are
+    asked for at markers after them: they must be in the mechanism's decoding state, not in one vector. For softmax this
+    state contains all tokens. MAD's n tokens are n - 1 tokens and a marker; here there are `seq_len` / 2 tokens.
     """
 
     name: ClassVar[str] = "compression"
@@ -188,25 +186,25 @@ class Compression(Mad):
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
         half, marker = seq_len // 2, self.vocabulary - 1
-        data = draws.below(marker, half)
+        data = draws.integers(marker, half)
         return np.append(data, np.full(half, marker)), np.append(np.full(half, IGNORED), data)
 
 
 @dataclass
 class Memorisation(Mad):
-    """Name the value of a key, where the two belong together in all examples: the weights have to know it.
+    """Predict the value of a key from a fixed dictionary, which the weights have to memorise.
 
-    The last of V tokens is a marker; of the others the first half are keys, and each has a value of its own in the
-    second, by a dictionary that is drawn from `dictionary` and is the same in every split. A sequence is keys,
-    independent and uniform, each with a marker behind it, where its value is the target. As in MAD (section 3.1,
+    The last of V tokens is a marker; of the others the first half are keys, and each has its own value in the second
+    half, by a dictionary that is drawn from the seed `dictionary` and is the same in every split. A sequence consists
+    of keys, independent and uniform, each followed by a marker, where its value is the target. As in MAD (section 3.1,
     memorization).
     """
 
     name: ClassVar[str] = "memorisation"
 
-    vocabulary: int = setting(256, "V, token ids", minimum=4)
-    examples: int | None = setting(256, "examples to train on; null: fresh ones without end", minimum=1)
-    dictionary: int = setting(12345, "the seed of the values, MAD's", minimum=0)
+    vocabulary: int = setting(256, "V, number of token ids", minimum=4)
+    examples: int | None = setting(256, "number of training examples; null: unlimited", minimum=1)
+    dictionary: int = setting(12345, "random seed of the dictionary; the default is MAD's", minimum=0)
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse an odd length."""
@@ -218,6 +216,6 @@ class Memorisation(Mad):
         count, values = (self.vocabulary - 1) // 2, self.vocabulary // 2
         value_of = count + Draws(self.dictionary, "dictionary", 0).distinct(values, count)
         tokens, targets = np.full(seq_len, self.vocabulary - 1), np.full(seq_len, IGNORED)
-        tokens[0::2] = draws.below(count, seq_len // 2)
+        tokens[0::2] = draws.integers(count, seq_len // 2)
         targets[1::2] = value_of[tokens[0::2]]
         return tokens, targets

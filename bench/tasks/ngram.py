@@ -1,4 +1,4 @@
-"""What a language model has to beat: unigrams and bigrams of the same tokens."""
+"""Baselines for a language model: unigrams and bigrams of the same tokens."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,28 +8,28 @@ from numpy.typing import NDArray
 from bench.tasks.corpus import Tokens
 
 DISCOUNTS = np.linspace(0.05, 0.95, 19)
-"""Those of which the validation split chooses."""
+"""Candidate discounts; the validation split chooses one."""
 
 
 def unigram_loss(tokens: Mapping[str, Tokens], vocabulary: int) -> float:
-    """Cross-entropy of the test split but for its first token, nats per token, by the training split's frequencies.
+    """Cross-entropy of the test split without its first token, nats per token, by the training split's frequencies.
 
-    Counts are discounted as those of `bigram_loss`, so that tokens never seen have a chance too.
+    Counts are discounted as in `bigram_loss`, so that unseen tokens have a probability above 0.
 
     Args:
         tokens: of the splits train, validation and test, `(count,)` each.
-        vocabulary: how many ids there are.
+        vocabulary: number of token ids.
     """
     counts = np.bincount(tokens["train"], minlength=vocabulary)
     return _loss(lambda split, discount: _discounted(counts, discount)[tokens[split][1:]])
 
 
 def bigram_loss(tokens: Mapping[str, Tokens], vocabulary: int) -> float:
-    """Cross-entropy of the test split but for its first token, nats per token, by interpolated Kneser-Ney bigrams.
+    """Cross-entropy of the test split without its first token, nats per token, by interpolated Kneser-Ney bigrams.
 
-    p(w|v) = max(c(vw) - d, 0) / c(v) + d N(v.) / c(v) * p(w), where N(v.) is how many different tokens followed v and
-    p(w) comes, discounted likewise, from how many different tokens came before w (Kneser and Ney, 1995; Chen and
-    Goodman, 1999). The discount d is the one of `DISCOUNTS` that suits the validation split best.
+    p(w|v) = max(c(vw) - d, 0) / c(v) + d N(v.) / c(v) * p(w), where N(v.) is the number of different tokens after v,
+    and p(w) is computed in the same way from the number of different tokens before w (Kneser and Ney, 1995; Chen and
+    Goodman, 1999). The discount d is the one in `DISCOUNTS` with the lowest loss on the validation split.
     """
     pairs = {split: each[:-1].astype(np.int64) * vocabulary + each[1:] for split, each in tokens.items()}
     seen, times = np.unique(pairs["train"], return_counts=True)
@@ -50,13 +50,13 @@ def bigram_loss(tokens: Mapping[str, Tokens], vocabulary: int) -> float:
 
 
 def _discounted(counts: NDArray[np.int64], discount: float) -> NDArray[np.float64]:
-    """Shares of the counts, each less the discount; what that leaves is spread evenly over all ids."""
+    """Relative counts after subtracting the discount; the freed probability is spread evenly over all ids."""
     spread = discount * np.count_nonzero(counts) / len(counts)
     return ((counts - discount).clip(min=0) + spread) / counts.sum()
 
 
 def _loss(chances: Callable[[str, float], NDArray[np.float64]]) -> float:
-    """Of the test split, with the discount that suits the validation split best."""
+    """The loss on the test split, with the discount that is best on the validation split."""
 
     def loss(split: str, discount: float) -> float:
         return float(-np.log(chances(split, discount)).mean())

@@ -71,8 +71,8 @@ def padded(document: Bytes, seq_len: int) -> NDArray[np.int64]:
 def passage(draws: Draws, text: Bytes, longest: int) -> Bytes:
     """A part of a text: every length from half of the longest on is as likely, and then every place."""
     longest = min(longest, len(text))
-    size = longest - int(draws.below(longest - longest // 2 + 1, 1)[0])
-    start = int(draws.below(len(text) - size + 1, 1)[0])
+    size = longest - int(draws.integers(longest - longest // 2 + 1, 1)[0])
+    start = int(draws.integers(len(text) - size + 1, 1)[0])
     return text[start : start + size]
 
 
@@ -85,9 +85,9 @@ class Testaments:
     def draw(self, draws: Draws, split: str) -> Drawn:
         """A passage of a page of the split."""
         old, new = _pages()[split]
-        label = int(draws.below(2, 1)[0])
+        label = int(draws.integers(2, 1)[0])
         pages = new if label else old
-        number = int(draws.below(len(pages), 1)[0])
+        number = int(draws.integers(len(pages), 1)[0])
         return Drawn([passage(draws, pages[number], self.longest)], label, number + label * len(old))
 
 
@@ -117,7 +117,7 @@ class Files:
     def draw(self, draws: Draws, split: str) -> Drawn:
         """A passage of the first half of a file, and one of the second half of this or of another."""
         files = _files(self.longest)[split]
-        label = int(draws.below(2, 1)[0])
+        label = int(draws.integers(2, 1)[0])
         first, other = draws.distinct(len(files), 2).tolist()
         second = first if label else other
         halves = files[first][: len(files[first]) // 2], files[second][len(files[second]) // 2 :]

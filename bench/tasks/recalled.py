@@ -1,7 +1,7 @@
-"""Which tokens of a text could be recalled: the pair of a token and the one before it came earlier in the window.
+"""Which tokens of a text can be recalled: the pair of a token and the one before it occurred earlier in the window.
 
 Zoology (Arora et al. 2023), section 3.1: associative recall hits are the last tokens of pairs that are repeated in the
-context, less the pairs that are so frequent in the training text that a model knows them by heart.
+context, except pairs that are so frequent in the training text that a model memorises them.
 """
 
 from hashlib import blake2b
@@ -14,26 +14,26 @@ from bench.tasks.corpus import Tokens
 Ids = NDArray[np.int64]
 
 FREQUENT = 1250
-"""Occurrences in the training text above which a pair is known by heart: Zoology's."""
+"""A pair with more occurrences in the training text counts as memorised, as in Zoology."""
 EDGES = (64, 128, 256, 512)
-"""Between distances of the earlier occurrence that are told apart; the window of `local` is the first."""
+"""Limits between classes of distances to the earlier occurrence; the window of `local` is the first."""
 KINDS = ("other", "recalled_below_64", "recalled_64_127", "recalled_128_255", "recalled_256_511", "recalled_from_512")
 
 
 def frequent_pairs(tokens: Tokens, vocabulary: int) -> Ids:
     """The pairs of neighbouring tokens that occur more than `FREQUENT` times, `first * vocabulary + second`, sorted.
 
-    Where the tokens are bytes: the pairs of neighbouring words, as `_pairs` numbers them.
+    For byte tokens: pairs of neighbouring words instead, numbered by `_pairs`.
     """
     pairs, counts = np.unique(_pairs(np.asarray(tokens), vocabulary), return_counts=True)
     return pairs[counts > FREQUENT]
 
 
 def kinds(window: NDArray[np.integer], frequent: Ids, vocabulary: int) -> Ids:
-    """Of each token but the first, `(n,)` of `(n + 1,)`: its place in `KINDS`.
+    """For each token except the first, `(n,)` of `(n + 1,)`: its index in `KINDS`.
 
-    The distance is that to the latest earlier occurrence of its pair, in tokens. Of bytes all of a word have its kind,
-    which is recalled where the word and the one before it came earlier, whole.
+    The distance is to the latest earlier occurrence of its pair, in tokens. For bytes, all bytes of a word have the
+    word's kind, which is recalled if the whole word and the one before it occurred earlier.
     """
     if vocabulary == BYTES:
         return _of_bytes(window, frequent)
@@ -48,7 +48,7 @@ def _pairs(tokens: NDArray[np.integer], vocabulary: int) -> Ids:
 
 
 def _kinds(pairs: Ids, places: Ids, frequent: Ids) -> Ids:
-    """Of each pair, at these places of the window."""
+    """The kind of each pair, given their places in the window."""
     order = np.argsort(pairs, kind="stable")
     again = np.flatnonzero(pairs[order[1:]] == pairs[order[:-1]])
     later, earlier = order[again + 1], order[again]
@@ -64,7 +64,7 @@ _WORD[[*b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_'", *ra
 
 
 def _word_pairs(text: NDArray[np.integer]) -> tuple[Ids, Ids, Ids]:
-    """The pairs of neighbouring words of bytes, as numbers, and where the second of each begins and ends."""
+    """The pairs of neighbouring words in bytes, as numbers, and where the second word of each begins and ends."""
     edges = np.diff(np.concatenate([[False], _WORD[text], [False]]).astype(np.int8))
     starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
     data = np.asarray(text, np.uint8).tobytes()
@@ -76,7 +76,7 @@ MIX = 0x9E3779B97F4A7C15
 
 
 def _number(word: bytes) -> int:
-    """A number of 64 bits, the same in every process, and another one for nearly every other word."""
+    """A 64-bit number for a word, the same in every process, and with high probability unique."""
     return int.from_bytes(blake2b(word, digest_size=8).digest(), "little")
 
 

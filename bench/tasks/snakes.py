@@ -85,7 +85,7 @@ class Drawing(NamedTuple):
 
 def draw(draws: Draws, contour_length: int, marker_radius: float) -> Drawing:
     """An image of two contours of so many paddles, each label as likely."""
-    numbers = draws.endless()
+    numbers = draws.uniform_stream()
     label = int(2 * next(numbers))
     while (made := _two_contours(numbers, contour_length)) is None:
         pass

@@ -1,4 +1,4 @@
-"""Texts to token ids: bytes, a tokenizer of somebody's, or one trained on the text itself."""
+"""From texts to token ids: bytes, an existing tokenizer, or one trained on the text itself."""
 
 import hashlib
 import os
@@ -16,11 +16,11 @@ from bench.records.disk import write_atomically
 
 KEY = "task.tokenizer"
 SAMPLE = 2**26
-"""Characters of the training split that a tokenizer is trained on, at most."""
+"""The most characters of the training split that a tokenizer is trained on."""
 
 
 class Tokenizer(NamedTuple):
-    """`encode` gives the ids of a text without special ones, each below `vocabulary`; `identity` pins it down."""
+    """`encode` returns the ids of a text without special tokens, each below `vocabulary`; `identity` identifies it."""
 
     encode: Callable[[str], Sequence[int] | NDArray[np.uint8]]
     vocabulary: int
@@ -34,7 +34,7 @@ def named(name: str) -> Tokenizer:
     """`bytes`, a file of `tokenizers` (.json) or SentencePiece (.model), or the tokenizer of a model.
 
     Raises:
-        ValueError: there is no such file, or it is none.
+        ValueError: there is no such file, or it is not a tokenizer.
         ModuleNotFoundError: a package is missing; the message gives the pip command.
         ConnectionError: a name on the hub cannot be read.
     """
@@ -47,12 +47,12 @@ def named(name: str) -> Tokenizer:
         return read(Path(name).read_bytes())
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # what both libraries raise is of no more particular kind
+    except Exception as error:  # both libraries raise plain Exceptions
         raise ValueError(f"{KEY}={name!r}: cannot be read: {one_line(error)}") from None
 
 
 def is_file(name: str) -> bool:
-    """Whether a tokenizer is a local file; raises `ValueError` for one that is not there."""
+    """Whether a tokenizer's name is a local file; raises `ValueError` for one that does not exist."""
     found = os.path.isfile(name)
     allowed = "bytes, bpe, a file (.json, .model), a directory, or a hub repository"
     require(KEY, name, found == name.endswith((".json", ".model")), allowed)
@@ -76,7 +76,7 @@ def _of_sentencepiece(data: bytes) -> Tokenizer:
 
 
 def _of_model(name: str) -> Tokenizer:
-    """That of `minilm`, a local directory, or `repository[@revision]` on the hub."""
+    """The tokenizer of `minilm`, a local directory, or `repository[@revision]` on the hub."""
     transformers = package("transformers", f"{KEY}={name!r}", "-e '.[pretrained]'")
     identity, origin = models.identity(name, KEY), models.origin(name, KEY)
     with models.reading(name, origin, KEY):
@@ -93,17 +93,17 @@ def _library() -> Any:
 
 
 def trained(path: Path, pieces: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Byte-pair encoding over bytes (GPT-2's kind) of `vocabulary` ids, trained once and kept in the file `path`.
+    """Byte-pair encoding over bytes (as in GPT-2) with `vocabulary` ids, trained once and stored in the file `path`.
 
     Raises:
-        ValueError: the text has not so many pairs to merge.
+        ValueError: the text has too few pairs to merge.
         ModuleNotFoundError: tokenizers is missing.
     """
     try:
         kept = _of_tokenizers(path.read_bytes())
     except ModuleNotFoundError:
         raise
-    except Exception:  # there is none, or a damaged one: what the library raises is of no more particular kind
+    except Exception:  # missing or damaged; the library raises plain Exceptions
         data = _train(pieces, vocabulary)
         write_atomically(path, data)
         kept = _of_tokenizers(data)
@@ -124,7 +124,7 @@ def _train(pieces: Iterable[str], vocabulary: int) -> bytes:
 
 
 def _sample(pieces: Iterable[str]) -> Iterator[str]:
-    """The pieces until they are SAMPLE characters."""
+    """The pieces, until they have `SAMPLE` characters."""
     left = SAMPLE
     for piece in pieces:
         if left <= 0:

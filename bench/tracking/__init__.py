@@ -1,1 +1,1 @@
-"""The MLflow mirror of the records, and the pages that show it."""
+"""The MLflow mirror of the records, and its web pages."""

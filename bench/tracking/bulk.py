@@ -1,7 +1,7 @@
-"""Many runs at once into the store of a results folder, by MLflow's tables.
+"""Writes many runs at once to the store of a results folder, through MLflow's database tables.
 
-A client takes eight transactions for a run, and 40 ms of processor time; this takes one for all, and 2 ms each. The
-tables are those by which `mlflow migrate-filestore` writes runs. Every store that a user names is told by the client.
+A client needs eight transactions and 40 ms of CPU time per run; this needs one transaction for all, and 2 ms each. It
+writes the tables that `mlflow migrate-filestore` writes. Stores that a user names are written by the client instead.
 """
 
 import uuid
@@ -25,13 +25,13 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NAME
 from sqlalchemy import Connection, bindparam, create_engine, delete, insert, select, update
 
 Row = dict[str, Any]
-# What a data set was used for, as MLflow shows it.
+# The role of a dataset, as MLflow shows it.
 CONTEXT = "measurement"
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A run that is yet to be written; times in milliseconds since 1970."""
+    """A run to be written; times in milliseconds since 1970."""
 
     name: str
     tags: Mapping[str, str]
@@ -47,10 +47,10 @@ def write(uri: str, experiment: str, artifacts: str, drafts: Iterable[Draft]) ->
     """Write runs into an experiment, all or none; returns their ids.
 
     Args:
-        uri: of the store, as SQLAlchemy reads it.
-        experiment: the id.
-        artifacts: where the experiment keeps them, a URI.
-        drafts: whose names, values and metrics are such as MLflow takes, and whose metrics have no point twice.
+        uri: the store's SQLAlchemy URI.
+        experiment: the experiment's id.
+        artifacts: the experiment's artifact URI.
+        drafts: runs with names and values that MLflow accepts, and without duplicate points of a metric.
     """
     rows: dict[type[Any], list[Row]] = {table: [] for table in (SqlRun, SqlTag, SqlParam, SqlMetric, SqlLatestMetric)}
     used: list[tuple[str, Dataset]] = []
@@ -76,7 +76,7 @@ def write(uri: str, experiment: str, artifacts: str, drafts: Iterable[Draft]) ->
 
 
 def tag(uri: str, changes: Sequence[tuple[str, Mapping[str, str]]]) -> None:
-    """Set tags of runs, given their ids; with its tag the name of a run changes."""
+    """Set tags of runs, given their ids; the tag for the name also renames the run."""
     rows = [{"key": key, "value": value, "run_uuid": run} for run, tags in changes for key, value in tags.items()]
     if not rows:
         return
@@ -115,7 +115,7 @@ def _point(metric: Metric) -> Row:
 
 
 def _link(connection: Connection, experiment: int, used: Sequence[tuple[str, Dataset]]) -> None:
-    """The data that runs used: each data set of an experiment is there once."""
+    """Link runs to the datasets that they used; each dataset of an experiment is stored once."""
     known: Any = select(SqlDataset.name, SqlDataset.digest, SqlDataset.dataset_uuid)
     ids = {
         (name, digest): found for name, digest, found in connection.execute(known.filter_by(experiment_id=experiment))

@@ -1,4 +1,4 @@
-"""The lines of the comparison: one for each mechanism and condition, exact softmax first."""
+"""The lines of the comparison: one for each mechanism under each condition, exact softmax first."""
 
 import dataclasses
 import re
@@ -18,9 +18,9 @@ from bench.records.statistics import ratio_interval
 from bench.records.summary import quantities, traits
 from bench.tracking.lines import apart, plain, step
 
-# Softmax and its kernels are the first of a page under so many conditions; more take turns with the others.
+# Softmax and its kernels come first for this many conditions; further ones are interleaved with the others.
 FIRST = 10
-# The metric that the horizontal axis shows, by the axis of the benchmark.
+# The metric on the horizontal axis, by the benchmark's axis.
 AXES = {"seq_len": "sequence length", "features": "features d"}
 ENDS = ("_low", "_high")
 CAUSAL = "causal"
@@ -28,23 +28,23 @@ CAUSAL = "causal"
 
 @dataclass(frozen=True)
 class Entry:
-    """What a record says of one of its mechanisms."""
+    """The numbers of one mechanism in a record."""
 
     record: Record
     label: str
     config: dict[str, Any]
     exact: bool
-    """Whether it is softmax up to rounding: a baseline."""
+    """Whether it is softmax up to rounding, and so a baseline."""
     numbers: dict[str, float]
 
     @property
     def bench(self) -> str:
-        """What measured it."""
+        """The name of the benchmark."""
         return str(self.config["bench"]["name"])
 
     @cached_property
     def comparable(self) -> dict[str, Any]:
-        """The settings that can tell its line from another; a batch size that follows the length does not."""
+        """The settings that can distinguish its line from others; not a batch size that follows the length."""
         config = flatten(self.config)
         config["tokens"] = config.pop("batch_size") * config["seq_len"]
         return {key: value for key, value in config.items() if not re.match(r"bench\.|(seed|repeats|label)$", key)}
@@ -57,14 +57,14 @@ class Line:
     name: str
     label: str
     words: tuple[str, ...]
-    """The condition: what makes its numbers comparable."""
+    """The condition: the settings that numbers must share to be comparable."""
     entries: Sequence[Entry]
     values: Mapping[tuple[str, int], float]
-    """Its numbers, by their metric and step."""
+    """Its numbers, by metric and step."""
 
     @property
     def condition(self) -> str:
-        """In words."""
+        """The condition as text."""
         return ", ".join(filter(None, self.words))
 
     @property
@@ -74,7 +74,7 @@ class Line:
 
 
 def _values(entries: Iterable[Entry]) -> dict[tuple[str, int], float]:
-    """Means over the seeds of the newest sweep. One of several has no interval: the ends of theirs are left out."""
+    """Means over the seeds of the newest sweep, without intervals if there are several seeds."""
     found: dict[tuple[str, int], tuple[str, list[float]]] = {}
     for entry in entries:
         sweep, at, axis = entry.record.sweep_id, step(entry.record), traits(entry.record)["axis"]
@@ -87,7 +87,7 @@ def _values(entries: Iterable[Entry]) -> dict[tuple[str, int], float]:
 
 
 def lines(entries: Sequence[Entry]) -> list[Line]:
-    """The lines of what records say, the oldest first: exact softmax, then one of each mechanism, then the others."""
+    """The lines of entries, which are given oldest first: exact softmax, then one per mechanism, then the rest."""
     batches = _batches(entries)
     conditions = [_condition(entry, batches[_cells(entry)]) for entry in entries]
     varying = [len(set(words)) > 1 for words in zip(*conditions, strict=True)]
@@ -108,11 +108,11 @@ def lines(entries: Sequence[Entry]) -> list[Line]:
 
 
 def settled(ranked: Sequence[Line], metrics: Iterable[str]) -> list[Line]:
-    """One line for each mechanism, with each metric under the condition that has softmax and the most mechanisms.
+    """One line per mechanism; each metric is taken under the condition that has softmax and the most mechanisms.
 
     Args:
-        ranked: the lines, as `lines` gives them; the first of a mechanism that is under the condition counts.
-        metrics: those to show, with their intervals. With a causal mask their names begin with `causal`.
+        ranked: the result of `lines`; a mechanism's first line under that condition counts.
+        metrics: the metrics to show, with their intervals. With a causal mask, their names get the prefix `causal`.
     """
     values: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
     sources: dict[str, list[Entry]] = defaultdict(list)
@@ -137,13 +137,13 @@ def settled(ranked: Sequence[Line], metrics: Iterable[str]) -> list[Line]:
 
 
 def with_end(metric: str, end: str) -> str:
-    """The name of an end of its interval, of `ENDS`."""
+    """The name of a metric for one end of the interval, from `ENDS`."""
     quantity, dot, which = metric.partition(".")
     return quantity + end + dot + which
 
 
 def _with_the_same_settings(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Without the settings that some of them did not have when they were measured: theirs is the default."""
+    """Drop the settings that some cells lack, because they did not exist at the time: those have the default."""
     common = set(cells[0]).intersection(*cells)
     return [{key: cell[key] for key in common} for cell in cells]
 
@@ -162,7 +162,7 @@ def _in_order(found: Iterable[Line]) -> list[Line]:
 
 
 def entries(records: Iterable[Record]) -> list[Entry]:
-    """What ok records say of their mechanisms; nothing of those that cannot be read."""
+    """The entries of all ok records; records that cannot be read are left out."""
     return [entry for record in records if record.status == "ok" for entry in _entries(record)]
 
 
@@ -187,7 +187,7 @@ def _is_exact(record: Record, cell: Mapping[str, Any]) -> bool:
 
 
 def _numbers(record: Record, metrics: Sequence[Metric], exact: Sequence[str]) -> dict[str, dict[str, float]]:
-    """By label, under names that do not hold it; speeds are over the best exact softmax of the same rounds."""
+    """Numbers by label, under names without it; speedups are over the fastest exact softmax in the same rounds."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     times: dict[str, dict[str, Metric]] = defaultdict(dict)
     for metric in metrics:
@@ -215,7 +215,7 @@ def _numbers(record: Record, metrics: Sequence[Metric], exact: Sequence[str]) ->
 
 
 def _whole(record: Record) -> str:
-    """What a comparison times that is no pass of attention: `train_step`."""
+    """What a comparison times if it is no pass of attention: `train_step`."""
     return str(record.config["bench"]["name"]).removeprefix("compare_")
 
 
@@ -224,7 +224,7 @@ def _cells(entry: Entry) -> tuple[str, str]:
 
 
 def _batches(entries: Iterable[Entry]) -> dict[tuple[str, str], int | None]:
-    """For each benchmark of each sweep how many tokens a batch has, if its size follows the length; else None."""
+    """For each benchmark of each sweep, the tokens per batch if the batch size follows the length; else None."""
     sizes: dict[tuple[str, str], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for entry in entries:
         sizes[_cells(entry)][entry.config["seq_len"]].add(entry.config["batch_size"])
@@ -237,7 +237,7 @@ def _batches(entries: Iterable[Entry]) -> dict[tuple[str, str], int | None]:
 
 
 def _condition(entry: Entry, tokens: int | None) -> tuple[str, ...]:
-    """What makes numbers comparable, a word or none at each place."""
+    """The settings that numbers must share to be comparable, as words; empty words where there is nothing to say."""
     config, machine = entry.config, entry.record.machine
     batch, n, heads = config["batch_size"], config["seq_len"], config.get("num_heads")
     causal, impl, inputs = config.get("causal"), config.get("impl"), config.get("inputs") or {}

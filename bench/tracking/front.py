@@ -1,6 +1,6 @@
-"""MLflow's server with a front door: who opens the bare address lands on the comparison. `bench.tracking.ui` runs it.
+"""MLflow's server with a start page: its bare address opens the comparison. `bench.tracking.ui` runs this module.
 
-MLflow opens its pages for chats unless the browser's storage says otherwise, and there they show no comparison.
+Unless the browser's storage says otherwise, MLflow opens its pages for chats, which do not show the comparison.
 """
 
 import json
@@ -16,8 +16,8 @@ from mlflow.server.handlers import initialize_backend_stores
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
-# Keys and values are those of MLflow's pages: the switch "Model training", the banner about usage data, such data, the
-# assistant that opens once.
+# Keys and values of MLflow's own pages: the choice "Model training", the banner about usage data, sending such data,
+# and the assistant that opens once.
 SCRIPT = """<script>
 (function () {
   var bare = location.hash === "" || location.hash === "#/";
@@ -32,12 +32,12 @@ SCRIPT = """<script>
 })();
 </script>"""
 GRACE_S = 3
-# MLflow's pages are not made for narrow screens: a telephone shows them as a wide one, smaller.
+# MLflow's pages do not fit narrow screens: on a phone they are shown like on a wide screen, but smaller.
 NARROW, WIDE = "width=device-width,initial-scale=1,shrink-to-fit=no", "width=1280"
 
 
 def page(landing: str) -> str:
-    """MLflow's page, which opens `landing` (a path with its hash) when the address says nothing more."""
+    """MLflow's page, which opens `landing` (a path with its hash) if the address has no hash."""
     index = Path(str(flask_app.static_folder), "index.html").read_text()
     return index.replace(NARROW, WIDE).replace("<head>", "<head>" + SCRIPT.replace("LANDING", json.dumps(landing)), 1)
 

@@ -1,4 +1,4 @@
-"""What runs are called, and values as MLflow takes them."""
+"""Names of runs, and values in the form that MLflow accepts."""
 
 import hashlib
 import math
@@ -14,23 +14,23 @@ from bench.measures import flatten
 from bench.records.record import Record
 from bench.records.summary import features, traits
 
-# Characters of a setting in a name, and of a value (MLflow takes 6000, which nobody reads).
+# Longest setting in a name, and longest value, in characters (MLflow accepts 6000, which nobody reads).
 MAX_SETTING, MAX_VALUE = 40, 500
 MOST_LISTED = 3
-# Of what a run holds: those of another are written anew.
+# Version of the runs' contents: runs of another version are written again.
 FORMAT = "2"
-# The settings of one.
+# The settings of a cell.
 Cell = Mapping[str, Any]
 
 
 def step(record: Record) -> int:
-    """The axis that the paper's figure has: the number of features for errors, else the length."""
+    """The x value, as in the papers' figures: the number of features for errors, else the length."""
     size = features(record) if traits(record)["axis"] == "features" else None
     return size or record.config["seq_len"]
 
 
 def names(records: Iterable[Record]) -> dict[str, str]:
-    """A name for each record, by its id: what it compares or measures, and what tells it apart from others."""
+    """A name for each record, by its id: what it compares or measures, and what distinguishes it from others."""
     by_title: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_title[_title(record)].append(record)
@@ -45,7 +45,7 @@ def names(records: Iterable[Record]) -> dict[str, str]:
 
 
 def _title(record: Record) -> str:
-    """Such as `performer over flash, n=4,096, causal`, or `flash, n=512, latency`."""
+    """A title such as `performer over flash, n=4,096, causal`, or `flash, n=512, latency`."""
     config, bench = record.config, record.config["bench"]
     baseline, *others = dict.fromkeys(plain(cell["label"]) for cell in (config, *bench.get("against", ())))
     what = [f"{listed(others)} over {baseline}" if others else config["label"], f"n={config['seq_len']:,}"]
@@ -57,12 +57,12 @@ def _title(record: Record) -> str:
 
 
 def plain(label: str) -> str:
-    """A label without what a comparison adds to it: that is a part of the condition."""
+    """A label without the dtype and impl that a comparison adds: these are part of the condition."""
     return re.sub(r" (dtype|impl)=\S+", "", label)
 
 
 def sweep_name(records: Sequence[Record]) -> str:
-    """What a sweep is called: its experiment, with the size if one was asked for; else what it measures of what."""
+    """The name of a sweep: its experiment, with the size if one was set; else its mechanisms and benchmarks."""
     given = dict(override.partition("=")[::2] for record in records[:1] for override in record.overrides)
     if experiment := given.get("experiment"):
         return text(", ".join(filter(None, (experiment, given.get("size")))))
@@ -72,13 +72,13 @@ def sweep_name(records: Sequence[Record]) -> str:
 
 
 def listed(labels: Sequence[str]) -> str:
-    """Up to three of them, and how many more."""
+    """Up to three labels, and the number of the others."""
     more = len(labels) - MOST_LISTED
     return ", ".join(labels[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def apart(title: str, configs: Iterable[Cell], points: Iterable[Sequence[Cell]]) -> list[str]:
-    """The title for each of some cells, with a few settings that tell apart all cells of a point: always the best."""
+    """The title for each cell, with the few settings that best distinguish the cells of each point."""
     mixed = [list({repr(sorted(cell.items())): cell for cell in cells}.values()) for cells in points]
     keys = sorted({key for cells in mixed for cell in cells for key in cell}, key=_plainness)
     axes: list[str] = []
@@ -93,12 +93,12 @@ def apart(title: str, configs: Iterable[Cell], points: Iterable[Sequence[Cell]])
 
 
 def _plainness(key: str) -> tuple[int, bool, str]:
-    """Of settings that tell the same apart, `causal` says more than what follows from it inside of a group."""
+    """A sort key: of settings that distinguish equally well, prefer top-level ones such as `causal`."""
     return key.count("."), not key.endswith(".name"), key
 
 
 def _by(key: str, cells: Iterable[Cell]) -> Iterable[list[Cell]]:
-    """The cells in parts that have the same value."""
+    """The cells, grouped by their value of a setting."""
     parts: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         parts[repr(cell.get(key, ...))].append(cell)
@@ -106,22 +106,22 @@ def _by(key: str, cells: Iterable[Cell]) -> Iterable[list[Cell]]:
 
 
 def text(value: Any) -> str:
-    """A value as a tag or a parameter holds it."""
+    """A value as text for a tag or a parameter."""
     return bounded(str(value), MAX_VALUE)
 
 
 def plain_name(text: str) -> str:
-    """A name that MLflow takes: no characters but its own, nothing that reads as a path."""
+    """A name that MLflow accepts: only its allowed characters, and nothing that reads as a path."""
     return re.sub(r"[^\w\-. ]", "_", text).strip(". ")[:200] or "_"
 
 
 def key(name: str) -> str:
-    """Of a metric: the charts page opens a section per prefix, one for each quantity."""
+    """The key of a metric: MLflow's chart page has a section for each prefix, that is, for each metric."""
     return "/".join(map(plain_name, name.split(".", 1)))
 
 
 def digest(records: Sequence[Record], figures: Sequence[Path] = (), table: str = "") -> str:
-    """Of what a summary shows, so that the same is not written again."""
+    """The hash of a summary's contents, so that the same summary is not written twice."""
     content = hashlib.sha256(repr([FORMAT, *[record.record_id for record in records], table]).encode())
     for figure in figures:
         content.update(figure.name.encode() + figure.read_bytes())
@@ -129,5 +129,5 @@ def digest(records: Sequence[Record], figures: Sequence[Path] = (), table: str =
 
 
 def milliseconds(iso: str) -> int:
-    """Since 1970, as MLflow counts."""
+    """A time in milliseconds since 1970, as MLflow uses."""
     return round(datetime.fromisoformat(iso).replace(tzinfo=UTC).timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""The MLflow mirror of the records. It is made from them, and can be made again at any time."""
+"""The MLflow mirror of the records. It is made from the records, and can be made again at any time."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "attention-zoo"
 LOCK_TIMEOUT_S = 600.0
-# They would print the stack of an error that is said in one line.
+# These loggers would print the stack trace of an error that is reported in one line.
 LOGGERS = {"alembic": logging.WARNING, "sqlalchemy": logging.CRITICAL, "mlflow": logging.CRITICAL}
-# Lines of a sweep: MLflow's pages list and draw so many.
+# Lines per sweep: MLflow's pages list and draw this many.
 MAX_LINES = 100
-# From so many records on a progress bar is shown, which moves after so many.
+# From this many records on, a progress bar is shown; it moves after each batch.
 SHOWN, BATCH = 200, 50
 FIGURES = (".png", ".svg", ".pdf")
 
 
 class TrackingError(RuntimeError):
-    """The mirror could not be written, in one line; the records are unharmed and can be mirrored later."""
+    """The mirror could not be written, in one line; the records are safe and can be mirrored later."""
 
 
 class Mirror:
     """An MLflow experiment that shows the records of `results_dir`.
 
-    A sweep is a run with its figures and its table (tag `kind=summary`); below it are one for each record (`kind=cell`)
-    and one for each mechanism and condition (`kind=curve`). Those that compare all sweeps are `kind=comparison`. The
-    store is `results_dir/mlflow.db` unless `uri` names another. Every method holds a file lock, repairs what a killed
-    one left half-written, and raises `TrackingError`, whatever goes wrong.
+    A sweep is a run with its figures and its table (tag `kind=summary`). Below it there is a run for each record
+    (`kind=cell`), and for each mechanism and condition (`kind=curve`). Runs that compare all sweeps have
+    `kind=comparison`. The store is `results_dir/mlflow.db` unless `uri` names another. Every method holds a file lock,
+    repairs what a killed process left half-written, and raises only `TrackingError`.
     """
 
     def __init__(self, results_dir: Path, *, experiment: str = EXPERIMENT, uri: str | None = None) -> None:
@@ -63,20 +63,20 @@ class Mirror:
         self.artifacts_uri = (self.results_dir / "mlartifacts").as_uri()
 
     def load(self) -> None:
-        """Import MLflow, which takes a second or two; later calls find it there."""
+        """Import MLflow, which takes one or two seconds, ahead of the other calls."""
         with self._failing():
             _import_runs()
 
     def create(self) -> str:
-        """Create the store and the experiment where they are missing; returns the experiment's id."""
+        """Create the store and the experiment if they are missing; returns the experiment's id."""
         with self._writing() as experiment:
             return experiment.id
 
     def sync(self, records: Iterable[Record]) -> int:
-        """Mirror all records that are not there yet; returns how many that were.
+        """Mirror all records that are not mirrored yet; returns their number.
 
-        Give it every record: those that a later attempt replaces are tagged `superseded`. One that MLflow refuses is
-        named on stderr and left out.
+        Pass all records of each cell: those that a later attempt replaces are tagged `superseded`. Records that MLflow
+        rejects are named on stderr and left out.
         """
         with self._writing() as experiment:
             return self._sync(experiment, {record.record_id: record for record in records})
@@ -84,7 +84,7 @@ class Mirror:
     def _sync(self, experiment: Runs, by_id: Mapping[str, Record]) -> int:
         by_cell = latest(by_id.values())
         standing = {record.record_id for record in by_cell.values()}
-        # A sweep calls this cell by cell: it need not read all runs each time.
+        # A sweep calls this for each cell, so only that cell's runs are read.
         cell_ids = {record.cell_id for record in by_id.values()}
         one_cell = f" AND tags.cell_id = '{min(cell_ids)}'" if len(cell_ids) == 1 else ""
         titles, written = names(by_id.values()), 0
@@ -92,7 +92,7 @@ class Mirror:
         parents = {run.data.tags["sweep_id"]: run.info.run_id for run in experiment.search("tags.kind = 'summary'")}
         for run in experiment.search("tags.kind = 'cell'" + one_cell):
             record_id = run.data.tags["record_id"]
-            # Unfinished while we hold the lock: its writer was killed.
+            # A run that is unfinished while we hold the lock was left by a killed process.
             torn = run.info.status == "RUNNING" or run.data.tags.get("format") != FORMAT
             if record_id in runs or (record_id in by_id and torn):
                 experiment.client.delete_run(run.info.run_id)
@@ -102,14 +102,14 @@ class Mirror:
         new: list[tuple[Record, str, Mapping[str, str]]] = []
         for record_id, record in by_id.items():
             tags = {"superseded": str(record_id not in standing).lower()}
-            if record_id in runs:  # of one cell alone nobody knows which names are taken
+            if record_id in runs:  # with one cell only, the other names in use are unknown
                 name = {} if one_cell else {"mlflow.runName": text(titles[record_id])}
                 known.append((runs[record_id], tags | name))
             else:
                 parent = {"mlflow.parentRunId": parents[record.sweep_id]} if record.sweep_id in parents else {}
                 new.append((record, titles[record_id], tags | parent))
         experiment.retag(known)
-        # None: on terminals only.
+        # disable=None: shown on terminals only.
         with tqdm(total=len(new), desc="mirroring", unit=" records", disable=len(new) < SHOWN or None) as shown:
             for start in range(0, len(new), BATCH):
                 batch = new[start : start + BATCH]
@@ -119,9 +119,9 @@ class Mirror:
         return written
 
     def complete(self, records: Iterable[Record]) -> int:
-        """Mirror records, each sweep of several cells that has no summary, and the lines that compare all of them.
+        """Mirror records, missing summaries of sweeps with several cells, and the lines that compare all sweeps.
 
-        Returns how many records were new.
+        Returns the number of new records.
         """
         by_id = {record.record_id: _read_once(record) for record in records}
         standing = sorted(latest(by_id.values()).values(), key=lambda record: (record.ended, record.cell_id))
@@ -132,7 +132,7 @@ class Mirror:
         with self._writing() as experiment:
             summaries = experiment.search("tags.kind = 'summary'")
             known = {run.data.tags["sweep_id"] for run in summaries if run.data.tags.get("format") == FORMAT}
-            # Before their cells, which are then written below them.
+            # Summaries first, so that their cells are then written below them.
             for sweep_id in [key for key, own in sweeps.items() if len(own) > 1 and key not in known]:
                 own, drawn = sweeps[sweep_id], sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
                 figures = [path for path in drawn if path.suffix in FIGURES]
@@ -142,7 +142,7 @@ class Mirror:
             return self._sync(experiment, by_id)
 
     def _compare(self, experiment: Runs, standing: Sequence[Record], said: Sequence[Entry]) -> None:
-        """The lines of all records, unless they are there."""
+        """Write the lines that compare all records, unless they exist already."""
         content = {"kind": "comparison", "content_sha256": digest(standing)}
         known = experiment.search("tags.kind = 'comparison'")
         if standing and {run.data.tags["content_sha256"] for run in known} != {content["content_sha256"]}:
@@ -153,15 +153,15 @@ class Mirror:
             )
 
     def follow(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:
-        """Add points to the curves of a cell that is being measured; its record's run will have all of them."""
+        """Add points to the curves of a cell that is being measured; its record's run will have all points."""
         with self._writing() as experiment:
             experiment.write_points(cell_id, config, points)
 
     def summary(self, sweep_id: str, records: Iterable[Record], figures: Sequence[Path], table: str) -> None:
-        """Write the runs that show a sweep as a whole, in place of those that an earlier call wrote.
+        """Write the runs that show a sweep as a whole; they replace those of an earlier call.
 
-        `records` are all of the sweep's, and the standing one of each cell counts; `figures` are image files
-        and `table` is Markdown: artifacts of the summary run, beside the list of the cells.
+        `records` are all records of the sweep; the standing one of each cell is used. `figures` are image files and
+        `table` is Markdown: they become artifacts of the summary run, with a list of the cells.
         """
         standing = sorted(latest(records).values(), key=lambda record: (record.ended, record.cell_id))
         with self._writing() as experiment:
@@ -179,13 +179,13 @@ class Mirror:
         name = sweep_name(standing)
         tags = {"sweep_id": sweep_id, "sweep": name, "content_sha256": digest(standing, figures, table)}
         runs = experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind != 'cell'")
-        # The summary run is finished last, so it vouches for the lines.
+        # The summary run is finished last, so a finished one shows that all lines are there.
         vouching = {**tags, "kind": "summary", "format": FORMAT}
         if any(run.info.status == "FINISHED" and run.data.tags.items() >= vouching.items() for run in runs):
             return
         for run in runs:
             experiment.client.delete_run(run.info.run_id)
-        # The pages list the newest run first: these start when the sweep ended.
+        # MLflow lists the newest run first: these start when the sweep ended.
         ended = max((milliseconds(record.ended) for record in standing), default=0)
         note = views.LINK.format(name=name, address=views.address(views.of(sweep_id), experiment.id)[1:])
         with experiment.summary(standing, figures, table, {**vouching, "mlflow.note.content": note}, ended) as parent:
@@ -201,9 +201,9 @@ class Mirror:
 
     @contextmanager
     def _writing(self) -> Iterator[Runs]:
-        """The experiment, for the one process that may write now."""
+        """Lock the store and open the experiment for writing."""
         with self._failing():
-            os.stat(self.results_dir)  # an unmounted one is not made anew
+            os.stat(self.results_dir)  # fails for an unmounted folder, which must not be created again
             with FileLock(self.results_dir / "mlflow.lock", timeout=LOCK_TIMEOUT_S):
                 runs = _import_runs()
                 if self.database:
@@ -216,26 +216,26 @@ class Mirror:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Whatever goes wrong is a `TrackingError`."""
+        """Turn every error into a `TrackingError`."""
         try:
             yield
-        # MLflow, SQLAlchemy, alembic and the disk share no error class, and a bad mirror is never fatal.
+        # MLflow, SQLAlchemy, alembic and the disk share no error class, and a broken mirror must never end a sweep.
         except Exception as error:
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise TrackingError(f"MLflow mirror of {self.results_dir}: {first_line}") from error
 
     def _open(self, client: MlflowClient) -> str:
-        """The id of the experiment, which is made or brought back where it has to be."""
+        """The experiment's id; creates the experiment, or restores a deleted one, if necessary."""
         experiment = client.get_experiment_by_name(self.experiment)
         if experiment is not None and experiment.lifecycle_stage == "deleted":
             client.restore_experiment(experiment.experiment_id)
         if experiment is not None and self.database and experiment.artifact_location != self.artifacts_uri:
-            # The folder was moved, and every run holds the old path of its artifacts: they are mirrored again.
+            # The folder was moved, and every run has the old path of its artifacts: mirror all records again.
             client.rename_experiment(experiment.experiment_id, f"{self.experiment} {experiment.experiment_id}, moved")
             client.delete_experiment(experiment.experiment_id)
             experiment = None
         if experiment is None:
-            # A server keeps its artifacts itself.
+            # A server stores the artifacts itself.
             location = None if self.uri.startswith("http") else self.artifacts_uri
             experiment = client.get_experiment(client.create_experiment(self.experiment, location))
         for key, value in views.tags(experiment.experiment_id).items():
@@ -245,14 +245,14 @@ class Mirror:
 
 
 def _read_once(record: Record) -> Record:
-    """With what its benchmark says of it, which is computed now and not each time that it is asked for."""
+    """The record with its summary, so that later calls need not compute it again."""
     with suppress(RecordError):
         return record if record.summary else summarised(record)
     return record
 
 
 def _import_runs() -> ModuleType:
-    """What imports MLflow, which takes a second or two."""
+    """Import the module that imports MLflow, which takes one or two seconds."""
     os.environ.update(QUIET)
     from bench.tracking import runs
 

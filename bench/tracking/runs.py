@@ -1,4 +1,4 @@
-"""How the runs of the mirror are written: of a record, of a cell that is being measured, of a line, of a sweep."""
+"""Writes the mirror's runs: of records, of cells that are being measured, of lines, and of sweeps."""
 
 import functools
 import json
@@ -31,17 +31,17 @@ from bench.tracking.comparison import Line
 from bench.tracking.lines import FORMAT, key, milliseconds, plain_name, step, sweep_name, text
 from bench.tracking.views import shown
 
-# What MLflow takes in one call, and characters of a note.
+# MLflow's limits per call, and the longest note in characters.
 MAX_PARAMS, MAX_METRICS, MAX_NOTE = 100, 900, 8000
-# Characters of a digest of data.
+# Characters of a dataset's digest.
 DIGEST = 36
-# Points of a curve.
+# Points per curve.
 MAX_POINTS = 200
 _RUN_STATUS = {"ok": "FINISHED", "interrupted": "KILLED"}  # all others FAILED
 
 
 def create_store(path: Path, artifacts_uri: str) -> None:
-    """Migrate under another name, then rename: MLflow cannot go on with a migration that was killed."""
+    """Create under another name, then rename: MLflow cannot continue a migration that was killed."""
     unfinished = path.with_name(f".{path.name}.tmp")
     unfinished.unlink(missing_ok=True)
     SqlAlchemyStore(f"sqlite:///{unfinished}", artifacts_uri).engine.dispose()
@@ -50,11 +50,11 @@ def create_store(path: Path, artifacts_uri: str) -> None:
 
 @functools.cache
 def write_without_waiting_for_the_disk() -> None:
-    """MLflow commits six times for a run, and a disk takes 20 ms for each. After a power cut a mirror is made again."""
+    """Do not wait for the disk: MLflow commits six times per run, 20 ms each. After a crash, mirror again."""
 
     def connected(connection: Any, record: object) -> None:
         if isinstance(connection, sqlite3.Connection):
-            with suppress(sqlite3.Error):  # of a damaged file the next statement says it
+            with suppress(sqlite3.Error):  # if the file is damaged, the next statement fails
                 connection.execute("PRAGMA synchronous = OFF")
 
     event.listen(Engine, "connect", connected)
@@ -62,16 +62,16 @@ def write_without_waiting_for_the_disk() -> None:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of an MLflow experiment, and how each kind of them is written."""
+    """The runs of an MLflow experiment, with a method to write each kind of run."""
 
     client: MlflowClient
     id: str
     own: tuple[str, str] | None = None
-    """The store of a results folder and where its artifacts are; None for a store that a user named."""
+    """The URIs of a results folder's own store and of its artifacts; None for a store that a user named."""
 
     def search(self, query: str) -> list[Run]:
-        """All that a filter of MLflow finds."""
-        # All pages before any change: MLflow's page tokens are offsets.
+        """All runs that match an MLflow filter."""
+        # Read all pages before any change, since MLflow's page tokens are offsets.
         runs: list[Run] = []
         token = None
         while token != "":
@@ -97,7 +97,7 @@ class Runs:
         self._log(live.info.run_id, [Metric(name, point.value, now, point.step) for name, point in new.items()])
 
     def end_live(self, records: Mapping[str, Record], one_cell: str) -> None:
-        """Take away what was shown of cells until their records came; of one that failed it is all there is."""
+        """Remove the live runs of cells whose records have come; a failed cell keeps its live curves."""
         for live in self.search("tags.kind = 'live'" + one_cell):
             record = records.get(live.data.tags["cell_id"])
             if record is not None and record.status == "ok":
@@ -106,7 +106,7 @@ class Runs:
                 self.client.set_terminated(live.info.run_id, _RUN_STATUS.get(record.status, "FAILED"))
 
     def retag(self, changes: Iterable[tuple[Run, Mapping[str, str]]]) -> None:
-        """Set the tags that are not so."""
+        """Set the tags that differ."""
         new = [
             (run.info.run_id, {key: value for key, value in tags.items() if run.data.tags.get(key) != value})
             for run, tags in changes
@@ -119,7 +119,7 @@ class Runs:
                 self.client.log_batch(run_id, tags=[RunTag(*item) for item in tags.items()])
 
     def write_cells(self, cells: Iterable[tuple[Record, str, Mapping[str, str]]]) -> int:
-        """Write runs of records, given their names and further tags; returns how many MLflow takes."""
+        """Write runs of records, given their names and further tags; returns how many MLflow accepts."""
         drafts = [(record, _cell(record, name, tags)) for record, name, tags in cells]
         if self.own:
             return len(bulk.write(self.own[0], self.id, self.own[1], [draft for _, draft in drafts]))
@@ -154,8 +154,8 @@ class Runs:
     def summary(
         self, records: Sequence[Record], figures: Sequence[Path], table: str, sweep: Mapping[str, str], ended: int
     ) -> Iterator[str]:
-        """The run of a sweep, unfinished until all below it is written."""
-        # The page of a run shows its note, rendered.
+        """The run of a sweep; it stays unfinished until everything below it is written."""
+        # MLflow renders the note on the run's page.
         counts = Counter(record.status for record in records)
         result = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         benches = ", ".join(sorted({record.config["bench"]["name"] for record in records}))
@@ -176,12 +176,12 @@ class Runs:
     def _run(
         self, name: str, tags: Mapping[str, str], started: int, ended: int, status: str = "FINISHED"
     ) -> Iterator[str]:
-        """A run that is RUNNING until all of it is written; times in milliseconds since 1970."""
+        """A run that stays RUNNING until all of it is written; times in milliseconds since 1970."""
         run = self.client.create_run(self.id, start_time=started, tags=dict(tags), run_name=text(name))
         try:
             yield run.info.run_id
         except Exception:
-            with suppress(Exception):  # else the next sync does it
+            with suppress(Exception):  # if this fails, the next sync deletes it
                 self.client.delete_run(run.info.run_id)
             raise
         self.client.set_terminated(run.info.run_id, status, ended)
@@ -193,7 +193,7 @@ class Runs:
 
 
 def _read(record: Record) -> tuple[dict[str, float], str | None, str | None]:
-    """The numbers of a record, its line in the table, and the reason why it has none."""
+    """A record's numbers, its line in the table, and the reason if it has none."""
     try:
         result = headline(record) if record.status == "ok" else record.reason
         return summarise(record), result, record.reason
@@ -202,7 +202,7 @@ def _read(record: Record) -> tuple[dict[str, float], str | None, str | None]:
 
 
 def _units(record: Record) -> str:
-    """Of each number that has one."""
+    """The unit of each metric that has one."""
     with suppress(RecordError):
         units = {one.metric: one.shown[0] if one.shown else one.unit for one in quantities(record)}
         return ", ".join(f"{metric} in {unit}" for metric, unit in units.items() if unit not in ("", "1"))
@@ -223,7 +223,7 @@ def _cell(record: Record, name: str, more: Mapping[str, str]) -> Draft:
 
 
 def _line(line: Line, rank: int, more: Mapping[str, str], ended: int) -> Draft:
-    """The run of a mechanism under one condition; those with a lower rank are shown first."""
+    """The run of a mechanism under one condition; runs with a lower rank are shown first."""
     points = {(shown(name), at): value for (name, at), value in line.values.items()}
     metrics = [Metric(name, value, ended, at) for (name, at), value in points.items()]
     configs = [flatten(entry.config) for entry in line.entries]
@@ -236,13 +236,13 @@ def _line(line: Line, rank: int, more: Mapping[str, str], ended: int) -> Draft:
 
 
 def _params(config: Mapping[str, Any]) -> dict[str, str]:
-    """The settings, as many as MLflow takes."""
+    """The settings, as many as MLflow accepts."""
     named = {plain_name(name): text(value) for name, value in flatten(config).items()}
     return dict(list(named.items())[:MAX_PARAMS])
 
 
 def _dataset(record: Record) -> Dataset | None:
-    """The inputs of a record, by the digest of what was fed."""
+    """The inputs of a record, with the hash of their contents."""
     inputs = record.config["inputs"]
     if not record.inputs_sha256 or not inputs.get("name"):
         return None
@@ -251,7 +251,7 @@ def _dataset(record: Record) -> Dataset | None:
 
 
 def _source(record: Record) -> dict[str, str]:
-    """Where MLflow shows the command and the commit."""
+    """Tags from which MLflow shows the command and the commit."""
     command = " ".join(["python -m bench", *record.overrides])
     sha = record.code.get("git_sha")
     tags = {"mlflow.source.name": text(command), "mlflow.source.type": "LOCAL"}
@@ -259,7 +259,7 @@ def _source(record: Record) -> dict[str, str]:
 
 
 def _curves(record: Record) -> Iterator[Metric]:
-    """The record's curves, some hundred points of each."""
+    """The record's curves, with at most `MAX_POINTS` points each."""
     ended = milliseconds(record.ended)
     with suppress(RecordError):
         for name, points in curves(record, MAX_POINTS).items():

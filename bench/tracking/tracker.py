@@ -1,9 +1,9 @@
-"""How a sweep writes to MLflow, which may be off, slow or broken: no measurement depends on it.
+"""How a sweep writes to MLflow, which may be off, slow or broken; no measurement depends on it.
 
-A thread writes. A store on this machine takes processor time (20 ms a record, 0.3 s with long curves, seconds to make
-the store), which would disturb the next cell's timing: that waits until all is written. A server takes 0.06 s for a
-record, and the next cell waits for twice that at most, and not again for a server that was slower. What takes longer,
-such as records that an earlier server never got, is written when the sweep is done.
+A thread writes. A local store takes CPU time (20 ms per record, 0.3 s with long curves, seconds to create it), which
+would disturb the next cell's timing, so the cell waits until all is written. A server takes 0.06 s per record; the next
+cell waits at most about twice as long, and not at all after a server was slower. What takes longer, such as records
+that an earlier server never received, is written at the end of the sweep.
 """
 
 import contextlib
@@ -27,32 +27,32 @@ from bench.records.record import Record
 from bench.records.table import table
 from bench.tracking.mirror import Mirror, TrackingError
 
-# A server that is not there is given up after seconds instead of MLflow's minutes; what the user has set stays.
+# Give up after seconds instead of MLflow's minutes if a server does not answer; a user's own values are kept.
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 LIVE_INTERVAL_S = 5.0
-# How long the next cell waits for a record to be mirrored. Another process may hold the lock of a store for minutes.
+# How long the next cell waits for the mirror. Another process may hold a store's lock for minutes.
 LOCAL_WINDOW_S, SERVER_WINDOW_S = 60.0, 0.15
-# When the sweep is done: how long it waits, how much longer for each record, and after how long it says so.
+# At the end of a sweep: how long to wait, how much longer per record, and after how long a message is printed.
 FINISH_S, FINISH_RECORD_S, SILENT_S = 60.0, 0.5, 5.0
 LOCAL = ("sqlite:", "file:")
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
 
 
 class Tracker:
-    """Mirrors each record as it comes, and the sweep as a whole when it is done.
+    """Mirrors each record as it comes, and the sweep as a whole at its end.
 
-    Raises ConfigError where MLflow is wanted and not installed, or cannot write where it is told to.
+    Raises ConfigError if MLflow is wanted but not installed, or cannot write to the address that is set.
     """
 
     def __init__(self, settings: Config) -> None:
         self.mirror: Mirror | None = None
         self._in_time, self._begun = True, False
         self._records: dict[str, Record] = {}
-        # By cell: when points of its curves were last sent, and its newest points while they wait for that.
+        # By cell: when points of its curves were last sent, and its newest points while they wait to be sent.
         self._followed: dict[str, float] = {}
         self._live: dict[str, tuple[Mapping[str, Any], Mapping[str, Point]]] = {}
         if settings.tracking["name"] == "none":
@@ -70,8 +70,8 @@ class Tracker:
         self._background = Background(self._give_up)
 
     def sync(self, records: Sequence[Record]) -> None:
-        """Take what the cells have already, the first time; after that mirror all records of a cell."""
-        mirror = self.mirror  # the thread may give it up
+        """First call: take the records that exist already. Later calls: mirror all records of a cell."""
+        mirror = self.mirror  # the thread may set it to None
         if mirror is None:
             return
         for record in records:
@@ -82,14 +82,14 @@ class Tracker:
         except TrackingError as error:
             self._give_up(error)
             return
-        # The next cell waits for it a little, unless that was in vain before.
+        # The next cell waits a little for the mirror, unless that did not help before.
         patient = self._in_time or not self._background.busy
         self._background.add(partial(mirror.sync, records) if self._begun else mirror.create)
         self._in_time = patient and self._background.wait(self._window)
         self._begun = True
 
     def follow(self, cell: Cell, progress: Progress) -> None:
-        """Add the newest points of a cell's curves, not too often, while it is measured."""
+        """Add the newest points of a cell's curves while it is measured, at most every `LIVE_INTERVAL_S`."""
         mirror, now, cell_id = self.mirror, time.monotonic(), cell.cell_id
         if mirror is None or not progress.curves:
             return
@@ -101,15 +101,15 @@ class Tracker:
                 self._background.add(partial(self._send, mirror, cell_id))
 
     def wants_summary(self, records: Sequence[Record]) -> bool:
-        """Whether there is a mirror, and several cells to show together."""
+        """Whether there is a mirror, and several cells to summarise."""
         return self.mirror is not None and len(records) > 1
 
     def finish(self, sweep_id: str, records: Sequence[Record], figures: Sequence[Path]) -> None:
-        """Complete the mirror, with the summary run of a sweep of several cells, and wait as long as it gets on."""
+        """Complete the mirror, with a summary run if the sweep has several cells, and wait for it within limits."""
         mirror = self.mirror
         if mirror is None:
             return
-        self._background.drop()  # all of it comes now, in fewer requests
+        self._background.drop()  # all records are sent now, in fewer requests
         self._background.add(partial(mirror.sync, list(self._records.values())))
         if self.wants_summary(records):
             self._background.add(lambda: mirror.summary(sweep_id, records, figures, table(records)))
@@ -133,10 +133,10 @@ class Tracker:
 
 
 def _require_store(uri: str) -> None:
-    """Refuse an address that no MLflow store can have."""
+    """Refuse an address that cannot be an MLflow store."""
     try:
         parts = urlsplit(uri)
-        _ = parts.port  # of digits, below 65536
+        _ = parts.port  # raises unless it is a number below 65536
     except ValueError as error:
         raise ConfigError(f"tracking.uri={uri!r}: {one_line(error)}") from None
     scheme, file = parts.scheme.partition("+")[0], Path(parts.path[1:])
@@ -153,10 +153,10 @@ def _require_store(uri: str) -> None:
 
 
 class Background:
-    """A thread that does tasks in the order in which they come; after one that fails, those that wait are dropped.
+    """A thread that runs tasks in the order in which they come; after a task fails, all waiting tasks are dropped.
 
-    It is a daemon, unlike that of an executor of `concurrent.futures`: a program that ends does not wait for a server.
-    `failed` gets what a task raised, in that thread.
+    It is a daemon thread, unlike those of `concurrent.futures`: a program that ends does not wait for a server.
+    `failed` is called in that thread with the error of a task.
     """
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
@@ -166,22 +166,22 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Whether a task is being done, or waits for that."""
+        """Whether a task is running or waiting."""
         return self._tasks.unfinished_tasks > 0
 
     def add(self, task: Callable[[], object] | None) -> None:
-        """Do it when all before it are done; None ends the thread."""
+        """Run a task after all earlier ones; None ends the thread."""
         self._tasks.put(task)
 
     def drop(self) -> None:
-        """Forget the tasks that have not begun."""
+        """Drop the tasks that have not begun."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._tasks.get_nowait()
                 self._tasks.task_done()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all is done, at most so long; returns whether it is."""
+        """Wait until all tasks are done, for at most `seconds`; returns whether they are."""
         with self._tasks.all_tasks_done:
             return self._tasks.all_tasks_done.wait_for(lambda: not self.busy, seconds)
 

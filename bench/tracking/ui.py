@@ -1,4 +1,4 @@
-"""`python -m bench.tracking.ui`: the MLflow pages of a results folder, on this machine's loopback address only."""
+"""`python -m bench.tracking.ui`: serves the MLflow pages of a results folder, for this machine only (127.0.0.1)."""
 
 import argparse
 import ctypes
@@ -72,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def serving(mirror: Mirror, port: int, landing: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers, at its bare address with `landing`, or `ServerError`.
+    """Start a server, wait until it answers (its bare address opens `landing`), or raise `ServerError`.
 
-    None of its processes is left afterwards, when this ignores signals.
+    Afterwards none of its processes remains, and this process ignores signals.
     """
     command = [sys.executable, "-m", "bench.tracking.front", mirror.uri, mirror.artifacts_uri, HOST, str(port), landing]
     require_file(mirror.results_dir / LOG)
@@ -96,7 +96,7 @@ def serving(mirror: Mirror, port: int, landing: str) -> Iterator[subprocess.Pope
 
 
 def _end_with_this_process() -> None:
-    """On Linux the server ends with this process, even by `kill -9`."""
+    """On Linux, let the server end when this process ends, even by `kill -9`."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -130,14 +130,14 @@ def _wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _end_group(server: subprocess.Popen[bytes]) -> None:
-    """End the server's session: its workers would outlive its first process."""
+    """End all processes of the server's session, since its workers would outlive the first one."""
     signals.answer(signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        with suppress(ProcessLookupError):  # all have ended
+        with suppress(ProcessLookupError):  # all processes have ended
             os.killpg(server.pid, number)
             while time.monotonic() < deadline:
-                server.poll()  # else it would be there as a zombie
+                server.poll()  # reap it, or it would remain as a zombie
                 os.killpg(server.pid, 0)
                 time.sleep(0.05)
 

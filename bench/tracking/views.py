@@ -1,7 +1,7 @@
-"""What the pages of MLflow show first: saved views of the experiment, with their addresses, and its description.
+"""Saved views of the MLflow experiment, with their addresses, and the experiment's description.
 
-MLflow's pages read a view from the tag `mlflow.sharedViewState.NAME` of an experiment when the address says
-`viewStateShareKey=NAME` and nothing else that a view holds. Its fields are those of the page's own state
+MLflow's pages read a view from an experiment's tag `mlflow.sharedViewState.NAME` if the address has
+`viewStateShareKey=NAME` and nothing else that a view contains. Its fields are those of the page's own state
 (`ExperimentPageUIState`, and `RunsChartsLineCardConfig` for a chart).
 """
 
@@ -17,23 +17,23 @@ from bench.tracking.lines import key
 
 
 class Chart(NamedTuple):
-    """A quantity over what it is measured over. MLflow's title of a chart is the name of its metric."""
+    """A chart of a quantity over an axis. MLflow uses the metric's name as the chart's title."""
 
     metric: str
     quantity: str
     which: str
-    """The pass, or what else there are several of."""
+    """The pass, or what else distinguishes several charts of the quantity."""
     axis: str = "sequence length"
-    """The metric on the horizontal axis; none: bars, of the last value."""
+    """The metric on the horizontal axis; empty: a bar chart of the last value."""
     beside: str = ""
-    """What is on a chart beside it: the `ends` of the interval, or `bars` of the last value."""
+    """A second chart: the `ends` of the interval, or `bars` of the last value."""
 
     def name(self, mask: str = "", end: str = "") -> str:
-        """Of the metric."""
+        """The name of the chart's metric in MLflow."""
         return f"{self.quantity}{end}/{mask}{self.which}"
 
 
-# What mechanisms are compared by, as far as it was measured; the charts of all else follow below.
+# The main charts, as far as the metrics were measured; charts of all other metrics follow below them.
 CHARTS = (
     Chart("speedup.forward", "times as fast as softmax", "forward pass", beside="ends"),
     Chart("speedup.forward_backward", "times as fast as softmax", "training pass", beside="ends"),
@@ -83,19 +83,19 @@ COMPARISON = "tags.kind = 'comparison'"
 
 
 def address(name: str, experiment_id: str) -> str:
-    """Of a saved view, after the server's own; `workflowType` chooses the pages for training, not those for chats."""
+    """The address of a saved view, after the server's; `workflowType` selects the pages for training, not for chats."""
     mode = "TABLE" if name in ("runs", "sweeps") else "CHART"
     state = urlencode({"viewStateShareKey": name, "workflowType": "machine_learning", "compareRunsMode": mode})
     return f"/#/experiments/{experiment_id}/runs?{state}"
 
 
 def tags(experiment_id: str) -> dict[str, str]:
-    """The tags of the experiment that hold its views and its description."""
-    # Only in the order of their times are runs shown below their parents.
+    """The experiment's tags that contain its views and its description."""
+    # Runs are shown below their parents only if they are ordered by time.
     runs = {"orderByKey": "attributes.start_time", "orderByAsc": False, **_COLUMNS}
     views = {
         "runs": {**runs, "searchFilter": "tags.kind != 'curve' AND tags.kind != 'comparison'"},
-        # A page lists 100 runs, cells among them: of many sweeps few would be seen.
+        # A page lists 100 runs including cells, so it would show few of many sweeps.
         "sweeps": {**runs, "searchFilter": "tags.kind = 'summary'"},
         "comparison": _compared(COMPARISON, MASKS),
     }
@@ -105,12 +105,12 @@ def tags(experiment_id: str) -> dict[str, str]:
 
 
 def of(sweep_id: str) -> str:
-    """The name of the view of a sweep's lines."""
+    """The name of a sweep's view."""
     return f"sweep-{sweep_id[:12]}"
 
 
 def of_sweep(sweep_id: str) -> tuple[str, str]:
-    """The tag of the experiment that holds the view of a sweep's lines."""
+    """The experiment's tag that contains a sweep's view."""
     return _packed(of(sweep_id), _compared(f"tags.kind = 'curve' AND tags.sweep_id = '{sweep_id}'", {"": SECTION}))
 
 
@@ -120,16 +120,16 @@ def _packed(name: str, view: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _compared(lines: str, sections: Mapping[str, str]) -> dict[str, Any]:
-    """The view of some lines, with a section of charts for each mask."""
+    """A view of these lines, with a section of charts for each mask."""
     look = {"display": True, "isReordered": True, "columns": 2, "cardHeight": 380}
     return {
         "searchFilter": lines,
-        # The page loads 100 runs in this order: the baselines are the first. By anything but their times runs are
-        # shown without the sweeps above them.
+        # The page loads 100 runs in this order, baselines first. In any order other than by time, runs are shown
+        # without their parents.
         "orderByKey": "tags.`rank`",
         "orderByAsc": True,
         **_COLUMNS,
-        "isAccordionReordered": True,  # else in alphabetical order
+        "isAccordionReordered": True,  # otherwise sections are sorted by name
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,
         "compareRunCharts": [one for mask in sections for chart in CHARTS for one in _charts(chart, mask)],
@@ -149,7 +149,7 @@ def _charts(chart: Chart, mask: str) -> Iterator[dict[str, Any]]:
         metrics = [chart.name(mask, end) for end in ((" low", " high") if look == "ends" else ("",))]
         shared = {"uuid": f"{metrics[0]} {look}", "metricSectionId": mask or "all", "metricKey": metrics[0], **_OWN}
         shared |= {"selectedMetricKeys": metrics, "runsCountToCompare": 100}
-        # The axis "step" would be called that.
+        # The axis "step" would be labelled "step".
         axis = {"xAxisKey": "metric", "selectedXAxisMetricKey": chart.axis, "useGlobalXaxisKey": False}
         drawn = {"type": "LINE", "scaleType": "log", "lineSmoothness": 0, "displayPoints": True}
         yield shared | ({"type": "BAR"} if look == "bars" else axis | drawn)

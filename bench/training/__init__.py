@@ -1,1 +1,1 @@
-"""How a model learns a task: settings, the order of the data, the loop, and checkpoints to go on from."""
+"""Training a model on a task: settings, order of the data, training loop, checkpoints and evaluation."""

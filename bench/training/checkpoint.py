@@ -1,4 +1,4 @@
-"""Checkpoints of a run: each is there wholly or not at all, and a run goes on from the newest that holds and fits."""
+"""Checkpoints of a training run: each is written atomically, and a run resumes from the newest valid one."""
 
 import copy
 import hashlib
@@ -13,34 +13,34 @@ from bench.records.disk import entries, files, replacing, require_file, unfinish
 from bench.records.own import CHECKPOINT
 from bench.training.loop import Trainer
 
-# One more than needed: should the disk spoil the newest.
+# One more than needed, in case the disk damages the newest.
 KEPT = 2
-# A file begins with the digest of what torch wrote after it.
+# A file begins with the SHA-256 of the rest, which torch wrote.
 DIGEST = hashlib.sha256().digest_size
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Write a checkpoint, durably and in one piece, and remove the older ones but for a few.
+    """Write a checkpoint atomically and durably, and remove all older ones except the last few.
 
     Raises:
-        OSError: the disk is full, or something else has its name; what was there stays.
+        OSError: the disk is full, or something else has the file's name; existing files stay.
     """
     path = folder / f"step-{step:010d}.pt"
     with replacing(path) as file:
         file.write(bytes(DIGEST))
-        # Whoever names a folder otherwise has moved the checkpoints of another cell there.
+        # If the folder has another name than the cell, somebody moved another cell's checkpoints there.
         torch.save({"cell": folder.name, **state}, file)
         file.seek(DIGEST)
         digest = hashlib.file_digest(file, "sha256").digest()
         file.seek(0)
         file.write(digest)
-    # Newer ones than this are no good: the run did not go on from them.
+    # Checkpoints newer than this one are invalid: the run did not resume from them.
     for old in [each for each in files(folder, CHECKPOINT) if each <= path][:-KEPT]:
         old.unlink(missing_ok=True)
 
 
 def resume(folder: Path, trainer: Trainer, say: Callable[[str], None]) -> None:
-    """Go on from the newest checkpoint that holds and fits, if there is one; `say` gets a line for each other one."""
+    """Resume from the newest checkpoint that is valid and fits, if any; `say` prints a line for each one skipped."""
     paths = list(entries(folder, CHECKPOINT))
     if not paths:
         return
@@ -48,7 +48,7 @@ def resume(folder: Path, trainer: Trainer, say: Callable[[str], None]) -> None:
     for path in reversed(paths):
         try:
             trainer.restore(_read(path))
-        except Exception as error:  # spoiled, or of another model, in whatever way
+        except Exception as error:  # damaged, or from another model; any exception may come
             say(f"{path.name}: passed over, {getattr(error, 'strerror', None) or one_line(error)}")
             trainer.restore(beginning)
         else:
@@ -56,7 +56,7 @@ def resume(folder: Path, trainer: Trainer, say: Callable[[str], None]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What was written, tensors on the CPU; only data is unpickled."""
+    """Read a checkpoint's state, with tensors on the CPU; only plain data is unpickled."""
     require_file(path)
     with open(path, "rb") as file:
         digest = file.read(DIGEST)
@@ -70,6 +70,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def clear(folder: Path) -> None:
-    """Remove the checkpoints: the run has ended, and the same cell would begin anew."""
+    """Remove all checkpoints: the run has ended, and the cell would start from the beginning next time."""
     for path in (*files(folder, CHECKPOINT), *unfinished(folder, CHECKPOINT)):
         path.unlink(missing_ok=True)

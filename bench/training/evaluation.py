@@ -1,4 +1,4 @@
-"""What a model has learned: the losses of a split, by position, by unit of replication and by kind of answer."""
+"""Evaluates a model on a split: losses by position, by unit of replication and by kind of answer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,10 +17,10 @@ Autocast = Callable[[], Any]
 def answers(
     model: Callable[..., Tensor], tokens: Tensor, targets: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Ask a model the examples of a `Batch`; logits are made where something is asked only, `k` times.
+    """Run a model on the examples of a `Batch`; logits are computed only at the `k` positions with a target.
 
     Returns:
-        Losses `(k,)`, in nats and at least float32, through which gradients flow, and which are right, `(k,)` bool.
+        Losses `(k,)`, in nats, at least float32 and differentiable, and whether each answer is correct, `(k,)` bool.
     """
     asked = targets != IGNORED
     logits = model(tokens, asked) if mask is None else model(tokens, asked, mask)
@@ -32,38 +32,38 @@ def answers(
 def pieces(
     batch: Batch, device: torch.device, parts: int = 1, rows: slice = slice(None)
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """Some rows of a batch on a device, in equal parts: tokens, targets and mask of each."""
+    """Rows of a batch on a device, split into equal parts: tokens, targets and mask of each part."""
     tensors = ([None] * parts if x is None else x[rows].to(device).chunk(parts) for x in batch)
     return list(zip(*tensors, strict=True))
 
 
 def linearised(right: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """What each unit makes of a share of right answers: their mean is the share itself, whatever the units' sizes are.
+    """Each unit's contribution to the share of correct answers; their mean is that share, whatever the units' sizes.
 
-    The linear part of a ratio of two sums over units (Cochran 1977, Sampling Techniques, section 6.3), so that an
-    interval of their mean, or of the mean of differences, is one of the ratio's. An empty unit has the share.
+    This is the linear part of a ratio of two sums over units (Cochran 1977, Sampling Techniques, section 6.3), so an
+    interval of the mean of these values, or of differences, is one of the ratio. An empty unit contributes the share.
 
     Args:
-        right: right answers in each unit.
-        counts: answers in each unit.
+        right: number of correct answers in each unit.
+        counts: number of answers in each unit.
     """
     share, units = sum(right) / sum(counts), sum(count > 0 for count in counts)
     return [share + (own - share * count) * units / sum(counts) for own, count in zip(right, counts, strict=True)]
 
 
 class Sums:
-    """Sums of losses, and how many answers they are of, by a number that each answer has."""
+    """Sums and counts of losses, by an index that each answer has, such as its position."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.sums = torch.zeros(2, size, dtype=torch.float64, device=device)
 
     def add(self, losses: Tensor, numbers: Tensor) -> None:
-        """Losses `(k,)` and the number of each."""
+        """Add losses `(k,)` with the index of each."""
         both = torch.stack([losses.double(), torch.ones_like(losses, dtype=torch.float64)])
         self.sums.index_add_(1, numbers.to(self.sums.device), both)
 
     def over(self, world: World) -> tuple[list[float], list[int]]:
-        """The sums of all processes, and the counts."""
+        """The sums over all processes, and the counts."""
         sums, counts = world.total(self.sums).tolist()
         return sums, [round(count) for count in counts]
 
@@ -72,13 +72,13 @@ class Sums:
 def evaluate(
     model: nn.Module, task: Task, split: str, examples: int, batch_size: int, world: World, autocast: Autocast
 ) -> dict[str, Any]:
-    """Loss (nats) and accuracies over the first examples of a split.
+    """Loss (nats) and accuracies over the first `examples` of a split.
 
     Returns:
         `{"examples", "loss", "token_accuracy", "example_accuracy", "loss_by_position", "loss_by_unit"}`, the last with
-        the mean of each unit of replication; of classes also `"accuracy_by_unit"`, of units by their number; of the
-        test split, where the task tells kinds of answers apart, also `"parts": {kind: {"answers": how many, "loss":
-        their sum}}`.
+        the mean of each unit of replication; for classes also `"accuracy_by_unit"`, by the unit's index; for the test
+        split, if the task distinguishes kinds of answers, also `"parts": {kind: {"answers": number, "loss": their
+        sum}}`.
     """
     model.eval()
     device = next(model.parameters()).device

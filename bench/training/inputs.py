@@ -1,4 +1,4 @@
-"""Query, key and value of a model that was trained here, which reads examples of its own task."""
+"""Query, key and value from a model that `bench=train` trained, reading examples of its own task."""
 
 import functools
 import hashlib
@@ -24,21 +24,21 @@ from bench.models.layers import MultiHead
 from bench.training import saved
 
 FORMAT = 1
-"""Part of the cache key: raise it when the same fields come to mean other numbers."""
+"""Part of the cache key: increase it if the same settings come to mean other numbers."""
 
 
 @dataclass(frozen=True)
 class Trained(ModelSource):
-    """The batch is the beginning, `seq_len` tokens, of the first `batch_size` examples of the task's test split.
+    """The batch is the first `seq_len` tokens of each of the first `batch_size` examples of the task's test split.
 
-    `model` is a folder that `bench=train` left in `results_dir/training`; queries and keys are turned by their position
-    where the model does that.
+    `model` is a folder that `bench=train` left in `results_dir/training`. If the model has rotary positions, queries
+    and keys are rotated.
     """
 
     name: ClassVar[str] = "trained"
 
     def load(self, config: Mapping[str, Any], cache_dir: Path) -> Inputs:
-        """Let the model read as far as the layer; what it gave before is read from `cache_dir`."""
+        """Run the model up to the layer, or read its earlier result from `cache_dir`."""
         saved_model = self._fitting(config)
         tokens = self._tokens(saved_model, config, cache_dir)
         seed = self.seed(config)
@@ -55,25 +55,25 @@ class Trained(ModelSource):
         )
 
     def check(self, config: Mapping[str, Any], cache_dir: Path) -> None:
-        """See that the folder holds a whole model, and that layer, heads and lengths fit; the task is not opened."""
+        """Check that the folder has a complete model, and that layer, heads and lengths fit; the task is not opened."""
         self._fitting(config)
         _require_whole(self, json.dumps(self.identity()))
 
     def identity(self) -> dict[str, Any]:
-        """The hashes of its files."""
+        """The hashes of the model's files."""
         return {"model": names.identity(self.model)}
 
     def mechanisms(self) -> frozenset[str]:
-        """The one that the model was trained with."""
+        """The name of the mechanism that the model was trained with."""
         name = self._read().cell["attention"]["name"]
         with self._named():
             return frozenset({attention_zoo.info(name).name})
 
     def mechanism(self, config: Mapping[str, Any], **changes: Any) -> attention_zoo.Attention | None:
-        """The layer's own mechanism, its weights and draws as they were trained; made for the model's longest sequence.
+        """The layer's own mechanism with its trained weights and draws, made for the model's longest sequence.
 
-        None where the cell's has another name or hyperparameter, where it has neither weights nor draws, and beside a
-        model that was not trained.
+        None if the cell's mechanism has another name or hyperparameter, if it has neither weights nor draws, or if the
+        model is untrained.
         """
         saved_model = self._read()
         if self.weights != "pretrained" or _complete(config["attention"]) != _complete(saved_model.cell["attention"]):
@@ -93,14 +93,14 @@ class Trained(ModelSource):
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Says of which model a refusal is."""
+        """Name the model in every error."""
         try:
             yield
-        except Exception as error:  # whatever a configuration leads to that was written by hand
+        except Exception as error:  # a configuration written by hand may cause any error
             raise ValueError(f"inputs.model={self.model!r}: {one_line(error)}") from error
 
     def _fitting(self, config: Mapping[str, Any]) -> saved.Saved:
-        """What the folder says; raises `ValueError` unless it is of a model that fits this cell."""
+        """Read the folder; raises `ValueError` unless its model fits this cell."""
         saved_model = self._read()
         with self._named():
             tasks.settings(saved_model.cell["task"]).require_fits(saved_model.cell)
@@ -114,7 +114,7 @@ class Trained(ModelSource):
         return saved_model
 
     def _build(self, saved_model: saved.Saved, seed: int | None) -> nn.Module:
-        """The trained model, or one that is as new with its layers' seeds from `seed` on."""
+        """The trained model, or, given a seed, an untrained one whose layers use the seeds from `seed` on."""
         if seed is not None:
             return models.build({**saved_model.cell, "seed": seed}, *saved_model[1:]).eval()
         with self._named():
@@ -135,12 +135,12 @@ class Trained(ModelSource):
         allowed = f"at most {size}, as many examples as {self.model} is tested on"
         require("batch_size", batch_size, size is None or batch_size <= size, allowed)
         tokens = task.batch("test", range(batch_size)).tokens
-        tokens = tokens if tokens.dim() == 2 else tokens[:, 0]  # of a pair the first document
+        tokens = tokens if tokens.dim() == 2 else tokens[:, 0]  # for a pair, the first document
         return tokens[:, : config["seq_len"]].contiguous()
 
 
 def attention_inputs(model: nn.Module, tokens: Tensor, layer: int) -> Inputs:
-    """What the mechanism of a layer is given for tokens `(batch, n)`: three tensors `(batch, heads, n, head_dim)`."""
+    """The inputs of a layer's mechanism for tokens `(batch, n)`: three tensors `(batch, heads, n, head_dim)`."""
 
     def capture(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         raise ReachedLayer(*arguments)
@@ -164,11 +164,11 @@ def _attention(model: nn.Module, layer: int) -> attention_zoo.Attention:
 
 @functools.lru_cache
 def _require_whole(source: Trained, identity: str) -> None:
-    """One look at a folder of this identity does for all seeds and lengths."""
+    """Build the model once, to check it; cached for all seeds and lengths."""
     source._build(source._read(), None)
 
 
 def _complete(attention: Mapping[str, Any]) -> Any:
-    """A mechanism's settings with their defaults, alike in whatever spelling: a checkpoint may know fewer."""
+    """A mechanism's settings with defaults, in one spelling: an older checkpoint may have fewer settings."""
     complete = {**attention_zoo.hyperparameters(attention["name"]), **attention}
     return json.loads(json.dumps(complete, sort_keys=True, default=str))

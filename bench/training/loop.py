@@ -1,4 +1,4 @@
-"""The loop. What happens at a step follows from the seed and the step; only what has been learned is state."""
+"""The training loop. Each step depends only on the seed, the step's number, and the saved state of the run."""
 
 import contextlib
 import copy
@@ -16,27 +16,28 @@ from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch, Task
 from bench.training.evaluation import answers, evaluate, pieces
 from bench.training.optimizer import optimizer_of
-from bench.training.pretraining import hidden
+from bench.training.pretraining import mask_tokens
+from bench.training.schedule import beta1, learning_rate
 from bench.training.settings import Training
 from bench.training.world import World
 
 LOGGED = ("train_loss", "gradient_norm", "learning_rate")
 
 
-def number_of(*key: int | str) -> int:
-    """A number of 63 bits that a key decides, and nothing near it."""
+def derived_seed(*key: int | str) -> int:
+    """A 63-bit seed derived from a key by hashing; similar keys give unrelated seeds."""
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 LONG = ("loss_by_position", "loss_by_unit", "accuracy_by_unit")
-"""What only the test at the end keeps of an evaluation."""
+"""Results of an evaluation that are kept only for the test at the end."""
 
 
 def training_indices(seed: int, step: int, batch_size: int, size: int | None, order: str = "shuffled") -> list[int]:
-    """The examples of a step: every epoch has each of `size` once, in an order of its own; None never repeats one.
+    """The examples of a step: every epoch has each of `size` once, shuffled; with size None no example repeats.
 
-    With the `order` `sequential` it is that of the split in every epoch.
+    With `order` `sequential`, every epoch has the order of the split.
     """
     positions = range(step * batch_size, (step + 1) * batch_size)
     if size is None:
@@ -48,21 +49,21 @@ def training_indices(seed: int, step: int, batch_size: int, size: int | None, or
 
 @functools.lru_cache(maxsize=2)
 def _permutation(seed: int, epoch: int, size: int) -> Tensor:
-    generator = torch.Generator().manual_seed(number_of(seed, "order", epoch))
+    generator = torch.Generator().manual_seed(derived_seed(seed, "order", epoch))
     return torch.randperm(size, generator=generator)
 
 
 class Trainer:
-    """A model, what it learns, and how far it is.
+    """Trains a model on a task, step by step.
 
     Args:
         model: in float32 (float64 for checks), on the device.
-        task: what it learns.
-        settings: how.
-        seed: of the data, their order and the dropout.
-        batch_size: examples of a step, over all parts.
-        dtype: of products: bfloat16 is autocast, and the weights stay as they are.
-        world: the processes that train it; None is this one alone.
+        task: the task to learn.
+        settings: of the training.
+        seed: for the data, their order and dropout.
+        batch_size: examples per step, over all accumulated parts and processes.
+        dtype: bfloat16 means autocast for products; the weights keep their dtype.
+        world: the processes that train together; None: this process only.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Trainer:
         self.seconds: list[float] = []
 
     def train_step(self) -> None:
-        """Learn from one batch.
+        """Train on one batch.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite; names the step and the first parameter.
@@ -101,7 +102,7 @@ class Trainer:
         indices = training_indices(self.seed, self.step, self.batch_size, self.task.size("train"), self.settings.order)
         batch = self.task.batch("train", indices)
         if self.step < self.settings.pretrain_steps:
-            batch = hidden(batch, number_of(self.seed, "hidden", self.step))
+            batch = mask_tokens(batch, derived_seed(self.seed, "hidden", self.step))
         elif self.step == self.settings.pretrain_steps > 0:
             self.optimizer = optimizer_of(self.model, self.settings)
         loss = self._accumulated(batch)
@@ -113,13 +114,13 @@ class Trainer:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are done, or the validation loss has not fallen for as long as `patience` says."""
+        """Whether all steps are done, or the validation loss has not decreased for `patience` evaluations."""
         losses, patience = [found["loss"] for found in self.evaluations], self.settings.patience
         has_stalled = patience is not None and bool(losses) and min(losses) not in losses[-patience:]
         return has_stalled or self.step >= self.settings.steps
 
     def validate(self) -> None:
-        """Evaluate on the validation split where it is time, and keep the weights where they are the best so far."""
+        """Evaluate on the validation split if the step is due, and keep the weights if they are the best so far."""
         settings = self.settings
         is_due = self.step % settings.evaluate_every == 0 or self.step == settings.steps
         if not is_due or self.step <= settings.pretrain_steps:
@@ -129,20 +130,20 @@ class Trainer:
         if settings.checkpoint == "best" and (self.best is None or found["loss"] < self.best["loss"]):
             self.best = {"step": self.step, "loss": found["loss"], "model": copy.deepcopy(self.model.state_dict())}
 
-    def choose(self) -> int:
-        """Take the weights that are to be tested, of the step that is returned."""
+    def load_best_weights(self) -> int:
+        """Load the weights that will be tested (the best ones, if kept); returns their step."""
         if self.best is None:
             return self.step
         self.model.load_state_dict(self.best["model"])
         return int(self.best["step"])
 
     def loss(self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean loss of the answers of a batch."""
+        """The mean loss over the answers of a batch."""
         with self._autocast():
             return answers(self.run, tokens, targets, mask)[0].mean()
 
     def update(self, loss: float) -> tuple[float, float]:
-        """Clip the gradients and change the weights; returns the norm of the gradients and the learning rate."""
+        """Clip the gradients and update the weights; returns the gradient norm and the learning rate."""
         limit = math.inf if self.settings.clip is None else self.settings.clip
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
         if not math.isfinite(loss) or not math.isfinite(norm):
@@ -150,26 +151,26 @@ class Trainer:
             first = next((name for name, gradient in gradients if not gradient.isfinite().all()), None)
             what = f"the gradient of {first} is not finite" if first else "every gradient is finite"
             raise NonFiniteError(f"step={self.step}: loss {loss:g}, {what}")
-        rate = self.settings.rate(self.step)
+        rate = learning_rate(self.settings, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
             if "betas" in group:
-                group["betas"] = (self.settings.momentum(self.step), self.settings.beta2)
+                group["betas"] = (beta1(self.settings, self.step), self.settings.beta2)
         self.optimizer.step()
         return norm, rate
 
     def _accumulated(self, batch: Batch) -> float:
-        """The gradients of the mean loss of a batch, part by part; returns the loss."""
+        """Accumulate the gradients of a batch's mean loss, part by part; returns the loss."""
         asked, parts = int((batch.targets != IGNORED).sum()), self.settings.accumulate
         own = self.world.rows(len(batch.tokens))
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part, piece in enumerate(pieces(batch, self.device, parts, own)):
-            # What a step draws globally it repeats, however often the run was interrupted before.
-            torch.manual_seed(number_of(self.seed, "dropout", self.step, part, self.world.rank))
+            # Seeded for each step and part, so that a resumed run repeats the same dropout.
+            torch.manual_seed(derived_seed(self.seed, "dropout", self.step, part, self.world.rank))
             last = part == parts - 1
             with contextlib.nullcontext() if last else self.world.alone(self.run), self._autocast():
                 loss = answers(self.run, *piece)[0].sum() / asked
-                # The mean over the processes is to be the sum.
+                # Gradients are averaged over processes, but should be summed.
                 (loss * self.world.size).backward()
             total += loss.detach()
         return float(self.world.total(total))
@@ -178,15 +179,15 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
     def evaluate(self, split: str, examples: int) -> dict[str, Any]:
-        """The step, and what `bench.training.evaluation.evaluate` finds now."""
+        """The step, and the result of `bench.training.evaluation.evaluate` for the present weights."""
         return {"step": self.step, **self.evaluated(self.model, self.task, split, examples)}
 
     def evaluated(self, model: nn.Module, task: Task, split: str, examples: int) -> dict[str, Any]:
-        """What `bench.training.evaluation.evaluate` finds of a model and a task, in batches as those of training."""
+        """The result of `bench.training.evaluation.evaluate` for a model and a task, in batches as in training."""
         return evaluate(model, task, split, examples, self.batch_size, self.world, self._autocast)
 
     def state(self) -> dict[str, Any]:
-        """All that a run goes on from."""
+        """The state from which a run can resume."""
         return {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -199,7 +200,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Resume from a `state`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for name in ("step", "curve", "evaluations", "best", "seconds"):
@@ -208,7 +209,7 @@ class Trainer:
             generator.set_state(state["generators"][name])
 
     def _generators(self) -> dict[str, torch.Generator]:
-        """Those of modules that draw from one of their own, as a mechanism of a user may."""
+        """Random generators that modules own, as a user's mechanism may."""
         return {
             f"{module}.{name}": value
             for module, of_module in self.model.named_modules()

@@ -1,4 +1,4 @@
-"""What changes the weights: AdamW, or Muon where weights are matrices inside a model."""
+"""The optimizer: AdamW, or Muon for weight matrices inside the model."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,47 +10,47 @@ from bench.training.settings import Training
 
 
 class Optimizers:
-    """Several optimisers as one, each of its own weights."""
+    """Several optimizers used as one; each updates its own weights."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.parts = tuple(optimizers)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all."""
+        """The parameter groups of all optimizers."""
         return [group for part in self.parts for group in part.param_groups]
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:
-        """What is remembered of each weight."""
+        """The state of each weight."""
         return {weight: state for part in self.parts for weight, state in part.state.items()}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
     def step(self) -> None:
-        """Change all weights once."""
+        """Update all weights once."""
         for part in self.parts:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that they go on from."""
+        """The state of all optimizers."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Restore a `state_dict`."""
         for part, own in zip(self.parts, state["parts"], strict=True):
             part.load_state_dict(own)
 
 
 def optimizer_of(model: nn.Module, settings: Training) -> torch.optim.Optimizer | Optimizers:
-    """The optimiser of a model's weights. Matrices decay, vectors (biases, norms) do not.
+    """The optimizer for a model's weights. Matrices get weight decay, vectors (biases, norms) do not.
 
-    Muon (Jordan et al. 2024) makes the steps of matrices orthogonal, by torch's own implementation; scaled as those of
-    AdamW are (Liu et al. 2025, "Muon is scalable for LLM training"), so both have one learning rate. Embeddings, and
-    weights with other than two dimensions, have AdamW beside it.
+    Muon (Jordan et al. 2024) orthogonalises the updates of matrices; torch's implementation is used. Its updates are
+    scaled like AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so both use one learning rate. AdamW
+    still updates embeddings, and weights that do not have two dimensions.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     embedded = {id(p) for each in model.modules() if isinstance(each, nn.Embedding) for p in each.parameters()}

@@ -1,4 +1,4 @@
-"""The folder of a trained model: the cell that it was trained in and its weights, as transformers reads them too."""
+"""The folder of a trained model: its cell's configuration and its weights, in a format that transformers reads."""
 
 import json
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from bench.common.errors import one_line, package
 from bench.records.disk import write_atomically
 
 TYPE = "attention_zoo"
-# transformers has no class for a model's body alone where the model is the body: it is a part of one of ours.
+# transformers has no class for a model that is only a body, so our classes have the model as a part.
 PREFIX = "model."
-# What a model and its task are made of.
+# The configuration keys that a model and its task depend on, with their types.
 KINDS = {
     **dict.fromkeys(("attention", "model", "task"), dict),
     **dict.fromkeys(("seq_len", "num_heads", "head_dim", "seed"), int),
@@ -23,7 +23,7 @@ KINDS = {
 
 
 class Saved(NamedTuple):
-    """What `config.json` says: the cell's resolved configuration, and what else `bench.models.build` is given."""
+    """The contents of `config.json`: the cell's resolved configuration and other arguments of `bench.models.build`."""
 
     cell: dict[str, Any]
     vocabulary: int
@@ -39,15 +39,15 @@ def save(
     classes: int | None = None,
     documents: int = 1,
 ) -> None:
-    """Leave a trained model in a folder, each file wholly or not at all.
+    """Save a trained model to a folder; each file is written atomically.
 
     Args:
-        folder: where `config.json` and `model.safetensors` are left.
-        model: of `bench.models.build(cell, vocabulary, classes, documents)`.
+        folder: gets `config.json` and `model.safetensors`.
+        model: from `bench.models.build(cell, vocabulary, classes, documents)`.
         cell: the resolved configuration of the cell that trained it.
-        vocabulary: how many tokens it knows.
-        classes: how many classes, where its answers are such.
-        documents: of an example.
+        vocabulary: number of token ids.
+        classes: number of classes, if the model predicts classes.
+        documents: documents per example.
     """
     weights = {
         PREFIX + name: value.contiguous() for name, value in model.state_dict().items() if isinstance(value, Tensor)
@@ -67,7 +67,7 @@ def save(
 
 
 def is_saved(folder: str | Path) -> bool:
-    """Whether a folder is one that `save` left; False, too, for what cannot be read."""
+    """Whether a folder was written by `save`; False also if it cannot be read."""
     try:
         return _described(Path(folder)).get("model_type") == TYPE
     except (OSError, ValueError):
@@ -75,10 +75,10 @@ def is_saved(folder: str | Path) -> bool:
 
 
 def read(folder: str | Path) -> Saved:
-    """What a folder of `save` says.
+    """Read the `config.json` of a folder that `save` wrote.
 
     Raises:
-        ValueError: it cannot be read, or says something else.
+        ValueError: it cannot be read, or has other contents.
     """
     try:
         described = _described(Path(folder))
@@ -112,7 +112,7 @@ def load_weights(folder: str | Path) -> dict[str, Tensor]:
     safetensors = _safetensors()
     try:
         tensors = safetensors.load_file(Path(folder) / "model.safetensors")
-    except Exception as error:  # the system's, or one of the library's own
+    except Exception as error:  # an OSError, or one of the library's own errors
         raise ValueError(f"model.safetensors cannot be read: {one_line(error)}") from None
     return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
 

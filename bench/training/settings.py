@@ -58,35 +58,6 @@ class Training:
         60.0, "seconds between two checkpoints: what a kill may cost", minimum=0, condition=False
     )
 
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0; the steps after pretraining have a schedule of their own."""
-        step, steps = self._phase(step)
-        if self.schedule == "one_cycle":
-            height, is_rising = _one_cycle(step, self.warmup, steps)
-            lowest = self.learning_rate / (25 if is_rising else 25e4)
-            return lowest + (self.learning_rate - lowest) * height
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        if self.schedule == "constant":
-            return self.learning_rate
-        return self.learning_rate * (steps - step) / max(1, steps - self.warmup)
-
-    def momentum(self, step: int) -> float:
-        """AdamW's beta1 at a step: in one cycle it goes from 0.95 to 0.85 and back, which is what torch does."""
-        step, steps = self._phase(step)
-        return 0.95 - 0.1 * _one_cycle(step, self.warmup, steps)[0] if self.schedule == "one_cycle" else self.beta1
-
-    def _phase(self, step: int) -> tuple[int, int]:
-        """The place of a step in its phase, pretraining or what follows, and the steps of this."""
-        first = self.pretrain_steps
-        return (step, first) if step < first else (step - first, self.steps - first)
-
-
-def _one_cycle(step: int, warmup: int, steps: int) -> tuple[float, bool]:
-    """How far from the bottom to the top a step is, 0 to 1, and whether that is before the top, the warm-up's last."""
-    top = warmup - 1
-    return (step / top, True) if step < top else ((steps - 1 - step) / max(1, steps - 1 - top), False)
-
 
 def check(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a configuration describes, with their defaults.

@@ -1,4 +1,4 @@
-"""The processes that train one model together: started by torchrun or alike, joined by accelerate."""
+"""The processes that train one model together: started by torchrun or similar, connected by accelerate."""
 
 import contextlib
 import os
@@ -11,24 +11,24 @@ from torch import Tensor, distributed, nn
 
 from bench.common.errors import package
 
-# Rank 0 may have to wait for others that measure on its device.
+# Rank 0 may have to wait for other cells on its device.
 PATIENCE = timedelta(days=1)
 
 
 class World:
-    """One process alone, or of `size` ones the one of this `rank`; each learns from its own rows of a batch."""
+    """One process alone, or this `rank` of `size` processes; each trains on its own rows of a batch."""
 
-    def __init__(self, accelerator: Any = None) -> None:  # of the optional package accelerate
+    def __init__(self, accelerator: Any = None) -> None:  # from the optional package accelerate
         self._accelerator = accelerator
         self.rank = accelerator.process_index if accelerator else 0
         self.size = accelerator.num_processes if accelerator else 1
 
     def wrapped(self, model: nn.Module) -> nn.Module:
-        """The model, whose gradients are the mean over all processes."""
+        """The model, wrapped so that gradients are averaged over all processes."""
         return self._accelerator.prepare(model) if self._accelerator else model
 
     def rows(self, count: int) -> slice:
-        """Which rows of a batch of `count` are this process's."""
+        """The rows of a batch of `count` that this process reads."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def total(self, x: Tensor) -> Tensor:
@@ -36,22 +36,22 @@ class World:
         return self._accelerator.reduce(x, "sum") if self._accelerator else x
 
     def alone(self, model: Callable[..., Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """Inside it gradients stay in this process: another part of the batch is to come."""
+        """A context without gradient synchronisation, for all but the last part of a batch."""
         return self._accelerator.no_sync(model) if self._accelerator else contextlib.nullcontext()
 
 
 def join(name: str, device: torch.device) -> World:
-    """Meet the processes that the environment tells of (`RANK`, `WORLD_SIZE`, ...) under a name of their own.
+    """Connect the processes that the environment describes (`RANK`, `WORLD_SIZE`, ...), under a name for this cell.
 
     Raises:
-        ModuleNotFoundError: there are several, and accelerate is missing.
+        ModuleNotFoundError: there are several processes, and accelerate is missing.
     """
     size, rank = (int(os.environ.get(key, default)) for key, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
     if size == 1:
         return World()
     accelerate = package("accelerate", f"WORLD_SIZE={size}", "-e '.[training]'")
-    # The agent of torchrun keeps the store for as long as it lives: without a name, the next cell would meet in what
-    # the one before has left there.
+    # torchrun's agent keeps its store while it runs: without a name, the next cell would find the values of the
+    # previous one.
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = distributed.TCPStore(address, port, size, rank == 0 and not by_agent, timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""How the cells of a plan are run: by this process in turn, or by one of the modules here."""
+"""Run the cells of a plan: in turn in this process, or by one of the modules here."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,18 +14,18 @@ MODULES: dict[str, Any] = {"devices": devices, "ray": ray, "slurm": slurm}
 
 
 def require_usable(executor: Executor, todo: Sequence[Cell]) -> None:
-    """Raise `ConfigError`, before a sweep is announced, where the executor cannot run these cells here."""
+    """Raise `ConfigError`, before a sweep is announced, if the executor cannot run these cells here."""
     if todo and executor.name in MODULES:
         MODULES[executor.name].require_usable(executor, todo)
 
 
 def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
-    """Have every cell of `todo` measured once; returns when each has a record that it had not before.
+    """Measure every cell of `todo` once; returns when each has a new record.
 
     Raises:
-        ConfigError: the executor cannot be used, which was not to be known before; nothing is measured then.
-        UnfinishedError: cells have no record, because what ran them was lost again and again.
-        KeyboardInterrupt: after the records of what was interrupted are saved.
+        ConfigError: the executor cannot be used, for a reason not known before; nothing was measured.
+        UnfinishedError: cells have no record, because their tasks were lost again and again.
+        KeyboardInterrupt: after the records of interrupted cells were saved.
     """
     if executor.name in MODULES:
         MODULES[executor.name].run(executor, runner, todo, callback)

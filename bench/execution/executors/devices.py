@@ -1,4 +1,4 @@
-"""This machine's devices side by side: a worker for each GPU and for each set of cores."""
+"""Uses this machine's devices in parallel: one worker for each GPU and each set of CPU cores."""
 
 import contextlib
 import dataclasses
@@ -16,24 +16,24 @@ from bench.plan.cell import Cell
 from bench.plan.executors import Devices
 from bench.plan.machine import gpus_like_the_first, is_gpu
 
-# What an interrupted worker has to end its cell and save that.
+# How long an interrupted worker may take to end its cell and save the record.
 INTERRUPTED_WITHIN_S = 20.0
 
 
 class Worker(NamedTuple):
-    """A GPU, as this process counts them, or a set of cores."""
+    """A GPU, by this process's index, or a set of CPU cores."""
 
     device: str
     takes: frozenset[str]
-    """The devices of configurations whose cells it may measure."""
+    """The configured devices whose cells the worker may measure."""
     cores: Collection[int] | None = None
     """None: all that this process may use."""
 
 
 def run(settings: Devices, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
-    """Measure as many together as there are devices; what must be alone comes at the end, in turn."""
+    """Measure as many cells in parallel as there are devices; cells that must run alone come last, in turn."""
     workers = cpu_workers(settings.cores_per_worker) + gpu_workers(todo)
-    # No signal reaches a worker's thread in the middle of saving.
+    # Worker threads get no signals, so no interrupt can come while they save.
     pool = _Pool(dataclasses.replace(runner, defer_interrupts=contextlib.nullcontext), callback)
     pool.run(workers, [cell for cell in todo if not runner.alone(cell)])
     alone = [cell for cell in todo if runner.alone(cell)]
@@ -43,43 +43,43 @@ def run(settings: Devices, runner: Runner, todo: Sequence[Cell], callback: Progr
 
 
 def require_usable(settings: Devices, todo: Sequence[Cell]) -> None:
-    """Raise `ConfigError` where there are no such sets of cores."""
+    """Raise `ConfigError` if the requested sets of cores do not exist."""
     cpu_workers(settings.cores_per_worker)
 
 
 def cpu_workers(cores_per_worker: int | None) -> list[Worker]:
-    """One for each set of cores, or one with all; `ConfigError` where there is no set so large."""
+    """One worker for each set of cores, or one with all cores; `ConfigError` if a set would be too large."""
     sets = core_sets(cores_per_worker, "hydra.launcher.cores_per_worker") if cores_per_worker else [None]
     return [Worker("cpu", frozenset({"cpu"}), cores) for cores in sets]
 
 
 def gpu_workers(cells: Sequence[Cell]) -> list[Worker]:
-    """One for each GPU that cells may run on: those named `cuda:N`, and for `cuda`, the first, all that are like it."""
+    """One worker per GPU that cells may use: those named `cuda:N`; for `cuda` (= `cuda:0`) also all identical GPUs."""
     named = {cell.config["device"] for cell in cells if is_gpu(cell.config["device"])}
     alike = set(gpus_like_the_first()) if "cuda:0" in named else set()
-    # As they are counted: cuda:10 comes after cuda:9.
+    # In numeric order: cuda:10 comes after cuda:9.
     devices = sorted(named | alike, key=lambda device: int(device.partition(":")[2]))
     return [Worker(device, frozenset({device, *(["cuda:0"] if device in alike else [])})) for device in devices]
 
 
 class _Pool:
-    """A thread for each worker; they take cells from one list. The callback is called in the thread that made this."""
+    """A thread per worker; they take cells from one list. Callbacks run in the thread that called `run`."""
 
     def __init__(self, runner: Runner, callback: ProgressBar) -> None:
         self._runner, self._callback = runner, callback
         self._calls: queue.SimpleQueue[Callable[[], bool | None]] = queue.SimpleQueue()
-        """What the workers have to tell; it gives True for a worker that has ended."""
+        """Calls for the main thread to make; a call returns True when its worker has ended."""
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._todo: list[Cell] = []
         self._measuring: set[threading.Thread] = set()
 
     def run(self, workers: Sequence[Worker], todo: Sequence[Cell]) -> None:
-        """Have all of them measured."""
+        """Measure all cells of `todo`."""
         self._todo.extend(todo)
         useful = [worker for worker in workers if any(cell.config["device"] in worker.takes for cell in todo)]
         for worker in useful:
-            # A worker that waits for a lock cannot be told to stop; it holds nothing that must be saved.
+            # A worker that waits for a lock cannot be stopped; it has nothing to save.
             threading.Thread(target=self._work, args=(worker,), daemon=True).start()
         working = len(useful)
         try:
@@ -92,7 +92,7 @@ class _Pool:
             for thread in measuring:
                 thread.join(INTERRUPTED_WITHIN_S)
             while not self._calls.empty():
-                with contextlib.suppress(OSError):  # a full disk, again
+                with contextlib.suppress(OSError):  # the disk may be full
                     self._calls.get()()
             raise
 
@@ -100,7 +100,7 @@ class _Pool:
         error: BaseException | None = None
         try:
             if worker.cores is not None:
-                os.sched_setaffinity(0, worker.cores)  # of this thread, and of all that it starts
+                os.sched_setaffinity(0, worker.cores)  # for this thread and all that it starts
             while (cell := self._next(worker)) is not None:
                 self._measure(cell, worker)
         except BaseException as raised:
@@ -108,7 +108,7 @@ class _Pool:
         self._calls.put(partial(self._end, error))
 
     def _end(self, error: BaseException | None) -> bool:
-        if error is not None and not self._stop.is_set():  # the first one counts
+        if error is not None and not self._stop.is_set():  # only the first error is raised
             raise error
         return True
 

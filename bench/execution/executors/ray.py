@@ -1,6 +1,6 @@
-"""Tasks of Ray, one for each cell: on a cluster that runs, or on one on this machine that ends with the sweep.
+"""Runs each cell as a Ray task: on a running cluster, or on a local one that ends with the sweep.
 
-Tasks return nothing: the records in the results folder, which all nodes must see, say what is done.
+Tasks return nothing: records in the results folder, which all nodes must see, tell which cells are done.
 """
 
 import contextlib
@@ -31,25 +31,25 @@ from bench.plan.machine import gpu, gpus_like_the_first, is_gpu
 
 POLL_S = 0.5
 CONNECTS_WITHIN_S = 10.0
-# What interrupted tasks have to end their cells and save that.
+# How long interrupted tasks may take to end their cells and save the records.
 INTERRUPTED_WITHIN_S = 20.0
-# A file system of many nodes may show a new record late.
+# A shared file system may show a new record late.
 ARRIVES_WITHIN_S = 60.0
 LOCAL = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    # A cell that needs too much memory is an outcome, and no reason to try it again.
+    # A cell that runs out of memory is a result, not a reason to retry.
     "RAY_memory_monitor_refresh_ms": "0",
-    # Its processes talk over the loopback address, as Ray does by itself on other systems than Linux.
+    # Ray's processes use the loopback address, which is Ray's default on other systems than Linux.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Whoever may talk to them may run code.
+    # Whoever can connect to them can run code, so they need a token.
     "RAY_AUTH_MODE": "token",
 }
 CPUS = "hydra.launcher.num_cpus"
 
 
 def require_usable(settings: Ray, todo: Sequence[Cell]) -> None:
-    """Raise `ConfigError` where there is no Ray, no such cluster, or none that can run these cells."""
+    """Raise `ConfigError` if Ray is not installed, the cluster does not answer, or it cannot run these cells."""
     for device in sorted(filter(is_gpu, {cell.config["device"] for cell in todo})):
         if device != "cuda:0":
             raise ConfigError(f"device={device!r}: Ray chooses the GPU of a task; must be auto, cpu or cuda")
@@ -59,14 +59,14 @@ def require_usable(settings: Ray, todo: Sequence[Cell]) -> None:
         raise ConfigError("hydra/launcher=ray: needs Ray; `pip install attention-zoo[ray]`")
     if settings.address is None:
         core_sets(settings.num_cpus, CPUS)
-    elif settings.address != "auto":  # Ray itself would try for many minutes
+    elif settings.address != "auto":  # Ray itself would retry for many minutes
         host, _, port = settings.address.partition(":")
         with _connecting(settings):
             socket.create_connection((host, int(port)), CONNECTS_WITHIN_S).close()
 
 
 def run(settings: Ray, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
-    """Measure as many together as the cluster has room for; a cell may be lost as often as `max_retries`."""
+    """Measure as many cells in parallel as the cluster has room for; a lost cell is retried up to `max_retries`."""
     if not todo:
         return
     remote.begin(runner, todo)
@@ -83,7 +83,7 @@ def _cluster(settings: Ray, runner: Runner, gpus: bool) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "address": settings.address}
         if settings.address is None:
-            # Sockets lie below it, whose names must be short.
+            # Ray puts sockets in this folder, and their paths must be short.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
             alike = [gpu(device).uuid for device in gpus_like_the_first()] if gpus else []  # type: ignore[union-attr]
             if gpus:
@@ -94,14 +94,14 @@ def _cluster(settings: Ray, runner: Runner, gpus: bool) -> Iterator[Any]:
                 "num_cpus": len(core_sets(settings.num_cpus, CPUS)) * settings.num_cpus,
                 "num_gpus": len(alike),
                 "include_dashboard": False,
-                "object_store_memory": 80 * 2**20,  # nothing is put there; the least that Ray takes
+                "object_store_memory": 80 * 2**20,  # the store stays empty; Ray's minimum
             }
         stack.callback(ray.shutdown)
         before = signal.getsignal(signal.SIGTERM)
         try:
-            with _connecting(settings), runner.defer_interrupts():  # Ray may crash when it is interrupted half-way
+            with _connecting(settings), runner.defer_interrupts():  # Ray may crash if interrupted half-way
                 ray.init(**options)
-        finally:  # SIGTERM goes on meaning what it does here
+        finally:  # restore our handler, which ray.init replaced
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
         yield ray
@@ -116,7 +116,7 @@ def _connecting(settings: Ray) -> Iterator[None]:
 
 
 class Tasks:
-    """The tasks of a sweep. They return nothing: whether a cell has ended, its record says."""
+    """The Ray tasks of a sweep. They return nothing: a cell has ended when it has a record."""
 
     def __init__(self, ray: Any, settings: Ray, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
         self._ray, self._settings, self._callback, self._todo = ray, settings, callback, todo
@@ -127,19 +127,19 @@ class Tasks:
         self._running: dict[Any, Cell] = {}
 
     def run(self) -> None:
-        """Have all cells measured."""
+        """Measure all cells."""
         try:
             for cell in self._todo:
                 self._submit(cell)
             while self._running:
                 self._wait()
-            # Tasks that were not lost have left a record, which may take its time to be seen here.
+            # Tasks that were not lost have written a record, which may become visible here later.
             deadline = time.monotonic() + ARRIVES_WITHIN_S
             while any(map(self._may_go_on, self._records.missing)) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
                 self._poll()
         except BaseException:
-            # Interrupt what runs, wait until that is saved, and report it.
+            # Interrupt running tasks, wait until their records are saved, and report those.
             for task in self._running:
                 self._ray.cancel(task)
             self._ended(INTERRUPTED_WITHIN_S)
@@ -149,7 +149,7 @@ class Tasks:
             raise UnfinishedError(f"{count}: {missing[0].title}, ...: {self._reason}; the same command goes on")
 
     def _submit(self, cell: Cell) -> None:
-        # Ray's own retries count some losses only, and others without limit.
+        # Ray's own retries ignore some kinds of loss, and have no limit for others.
         task = self._ray.remote(max_retries=0, num_cpus=self._settings.num_cpus)(measure)
         on_gpu = is_gpu(cell.config["device"])
         if on_gpu:
@@ -157,7 +157,7 @@ class Tasks:
         self._running[task.remote(*self._arguments, cell.cell_id, on_gpu)] = cell
 
     def _wait(self) -> None:
-        """See what has ended, and submit again what was lost; raises what a worker raised."""
+        """Collect ended tasks, and submit lost ones again; raises what a worker raised."""
         for task in self._ended(POLL_S):
             cell = self._running.pop(task)
             try:
@@ -172,7 +172,7 @@ class Tasks:
                         self._submit(cell)
 
     def _ended(self, within_s: float) -> list[Any]:
-        """The tasks that have ended by then; their records are reported."""
+        """The tasks that have ended after at most `within_s`; reports their records."""
         tasks = list(self._running)
         ended = self._ray.wait(tasks, num_returns=len(tasks), timeout=within_s, fetch_local=False)[0] if tasks else []
         self._poll()
@@ -187,7 +187,7 @@ class Tasks:
 
 
 def measure(results_dir: str, sweep_id: str, num_cpus: int, cell_id: str, on_gpu: bool) -> None:
-    """The task: measure one cell in this process."""
+    """The Ray task: measure one cell in this process."""
     interrupts = Interrupts()
     with contextlib.nullcontext() if on_gpu else pin_to_free_cores(num_cpus, CPUS) as cores:
         try:

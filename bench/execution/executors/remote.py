@@ -1,6 +1,6 @@
-"""What a sweep has to do, for processes on other nodes: a file beside its plan says it, and records say what is done.
+"""What a sweep has still to measure, for processes on other nodes; the records tell which cells are done.
 
-The file names the cells that are to be measured, and the records that there were before.
+A file beside the sweep's plan lists the cells to measure, and the records that existed before.
 """
 
 import json
@@ -21,18 +21,18 @@ from bench.records.summary import Results
 
 
 def round_file(results_dir: Path, sweep_id: str) -> Path:
-    """It is there while something that was begun has not ended."""
+    """The file with the cells to measure; it exists from `begin` until the sweep has ended."""
     return results_dir / plans.FOLDER / sweep_id / "round.json"
 
 
 def begin(runner: Runner, todo: Sequence[Cell]) -> None:
-    """Write what is to do."""
+    """Write which cells are to be measured."""
     data = json.dumps({"cells": [cell.cell_id for cell in todo], "seen": sorted(runner.known)}).encode()
     write_atomically(round_file(runner.store.root, runner.sweep_id), data)
 
 
 def load(results_dir: Path, sweep_id: str) -> tuple[Runner, list[Cell]]:
-    """What is to do: the runner of the sweep, and the cells; `ConfigError` where there is nothing to do, or no plan."""
+    """The sweep's runner and the cells to measure; `ConfigError` if there is no plan or nothing to measure."""
     plan = plans.load(results_dir, sweep_id)
     try:
         fields = json.loads(read_file(round_file(results_dir, sweep_id)))
@@ -54,7 +54,7 @@ def plan_cells(plan: plans.SavedPlan) -> Iterator[Cell]:
 
 
 def give_up(runner: Runner, cell: Cell, reason: str) -> None:
-    """Write a `crash` record for a cell that no worker could write one for, unless one has."""
+    """Write a `crash` record for a cell for which no worker could write one, unless it has a new record."""
     with runner.lock_cell(cell):
         attempts = runner.store.of_cell(cell.cell_id)
         if any(map(runner.is_new, attempts)):
@@ -66,11 +66,11 @@ def give_up(runner: Runner, cell: Cell, reason: str) -> None:
 
 
 class NewRecords:
-    """The records of a sweep's cells as they appear in the results folder, whoever writes them.
+    """Finds new records of a sweep's cells in the results folder, whoever writes them.
 
     Attributes:
-        missing: the cells without a new record, by id; interrupted ones are measured again.
-        counts: how many records each cell has got, interrupted ones too.
+        missing: the cells without a new record, by id; interrupted cells stay in it.
+        counts: number of new records of each cell, interrupted ones included.
     """
 
     def __init__(self, runner: Runner, todo: Iterable[Cell]) -> None:

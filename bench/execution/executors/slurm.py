@@ -1,7 +1,7 @@
-"""Arrays of Slurm jobs: this process submits them, looks at the queue and the records, and resubmits what was lost.
+"""Arrays of Slurm jobs: this process submits them, watches the queue and the records, and resubmits lost cells.
 
-The jobs are commands (`bench.execution.executors.slurm_job`), and the records say what they have done. submitit does
-not fit: its jobs are pickled functions, which answer no SIGTERM and have ended when the accounting of Slurm says so.
+The jobs are commands (`bench.execution.executors.slurm_job`), and records tell which cells are done. submitit does
+not fit: its jobs are pickled functions that ignore SIGTERM and count as ended only when Slurm's accounting says so.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ from bench.records.disk import write_atomically
 
 TOOLS = ("sbatch", "squeue", "scancel")
 ANSWERS_WITHIN_S = 120.0
-# What arrays may have where nobody has changed MaxArraySize.
+# The size of an array, as Slurm's default MaxArraySize allows.
 MAX_TASKS = 1000
-# A cell gets a `crash` record after so many jobs that ended without any record; in the last one it was alone.
+# A cell gets a `crash` record after this many jobs that ended without any record; in the last job it was alone.
 MAX_FAILED_JOBS = 3
-# So does a cell that was interrupted so often: it takes longer than its jobs last, or ends them itself.
+# Also after this many interruptions: the cell needs more time than its jobs have, or ends them itself.
 MAX_INTERRUPTIONS = 20
-# While no job has left any record, so many cells try again, alone: something else than the cells may be at fault.
+# While no job has written any record, only this many cells are tried, each alone: the cause may not be the cells.
 MAX_TRIAL_JOBS = 10
 POLL_S = 1.0
-# Between two looks at the queue, as rarely as is polite to the controller: records say earlier what has ended well.
+# Between two looks at the queue; rare, to spare the controller. Successful cells are seen earlier, by their records.
 LOOK_S = 15.0
 
 
@@ -53,17 +53,17 @@ class Task(NamedTuple):
 
 
 class SubmissionError(Exception):
-    """Slurm does not take a job, or does not answer; one line says why."""
+    """Slurm rejects a job or does not answer; one line says why."""
 
 
 def require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
-    """Raise `ConfigError` where there is no Slurm, or a cell may take longer than a job."""
+    """Raise `ConfigError` if Slurm is not installed, or a cell may take longer than a job."""
     for tool in TOOLS:
         if shutil.which(tool) is None:
             raise ConfigError(f"hydra/launcher=slurm: there is no {tool} here; must run where jobs are submitted")
     allowed = settings.timeout_min * 60 - settings.signal_delay_s
     for cell in todo:
-        # What trains goes on in the next job where it stopped.
+        # A training resumes from its checkpoint in the next job.
         if cell.timeout > allowed and not measures.get(cell.config["bench"]["name"]).trains:
             raise ConfigError(
                 f"timeout={cell.timeout:g}: must be at most {allowed} seconds, what"
@@ -72,12 +72,12 @@ def require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
 
 
 def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
-    """Have the cells measured by jobs: those that are there already, then new ones. After Ctrl-C the jobs go on."""
+    """Measure the cells in jobs: first wait for existing jobs, then submit new ones. After Ctrl-C the jobs continue."""
     if not todo:
         remote.round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
         return
     for cell in todo:
-        if cell.unsupported is not None:  # no job is needed to say so
+        if cell.unsupported is not None:  # its record needs no job
             runner.measure(cell)
             callback.on_cell_end(cell)
     rest = [cell for cell in todo if cell.unsupported is None]
@@ -103,9 +103,9 @@ def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: Progres
 
 
 class Queue:
-    """The jobs of a sweep, found by their names: a process that submitted them may be gone.
+    """The jobs of a sweep, found by their names, since the process that submitted them may be gone.
 
-    In `folder`, beside the sweep's plan, a file for each array says which cells its tasks have.
+    In `folder`, beside the sweep's plan, one file per array lists the cells of its tasks.
     """
 
     def __init__(self, settings: Slurm, folder: Path, sweep_id: str) -> None:
@@ -117,7 +117,7 @@ class Queue:
         return sorted(file.stem for file in self.folder.glob(f"{self._prefix}*.json"))
 
     def active(self) -> set[Task]:
-        """The tasks that wait or run; `SubmissionError` if the controller does not answer."""
+        """The tasks that wait or run; raises `SubmissionError` if the controller does not answer."""
         if not (names := self.names()):
             return set()
         answer = _call("squeue", "--noheader", "--array", f"--name={','.join(names)}", "--format=%j %K")
@@ -125,7 +125,7 @@ class Queue:
         return {Task(name, int(number)) for name, number in found if name in names}
 
     def clear(self, active: Iterable[Task]) -> dict[Task, list[str]]:
-        """Forget the arrays without an active task; returns the ids of the cells that each of these tasks has."""
+        """Delete the files of arrays without an active task; returns the cell ids of each active task."""
         kept = {task.name for task in active}
         for name in set(self.names()) - kept:
             (self.folder / f"{name}.json").unlink()
@@ -133,23 +133,23 @@ class Queue:
         return {task: chunks[task.name][task.number] for task in active}
 
     def cancel(self) -> None:
-        """Have no jobs any more: those that still wait have nothing to do."""
+        """Cancel the jobs that still wait, which have nothing left to do, and delete all arrays' files."""
         if names := self.names():
             with contextlib.suppress(SubmissionError):
                 _call("scancel", "--quiet", "--state=PENDING", f"--name={','.join(names)}")
         self.clear(())
 
     def submit(self, chunks: Sequence[Sequence[Cell]]) -> list[Task]:
-        """Submit an array with a task for each chunk; `SubmissionError` if Slurm does not take it."""
+        """Submit an array with a task for each chunk; raises `SubmissionError` if Slurm rejects it."""
         name = f"{self._prefix}{secrets.token_hex(3)}"
         file = self.folder / f"{name}.json"
-        # Before its jobs: if this process is killed in between, it has submitted nothing, or all.
+        # Written first: if this process is killed in between, either nothing or everything was submitted.
         write_atomically(file, json.dumps([[cell.cell_id for cell in chunk] for chunk in chunks]).encode())
         script = batch_script(self.settings, name, file, len(chunks))
         try:
             number = _call("sbatch", "--parsable", text=script).strip().partition(";")[0]
         except SubmissionError:
-            # A controller that was too late to say that it has taken it starts jobs that find nothing to do.
+            # If the controller took the array but answered too late, its jobs find no file and end.
             file.unlink()
             raise
         say(f"slurm: submitted {number}_[0-{len(chunks) - 1}], {sum(map(len, chunks))} cells; logs in {self.folder}")
@@ -165,7 +165,7 @@ class Queue:
 
 
 def batch_script(settings: Slurm, name: str, file: Path, tasks: int) -> str:
-    """The script that sbatch gets for an array; `file` says which cells its tasks have."""
+    """The script for sbatch to submit an array; `file` lists the cells of its tasks."""
     same = ("cpus_per_task", "partition", "qos", "account", "constraint", "exclude", "gres")
     options = {
         **{key: getattr(settings, key) for key in same},
@@ -178,7 +178,7 @@ def batch_script(settings: Slurm, name: str, file: Path, tasks: int) -> str:
         "open_mode": "append",
         "output": str(file.parent).replace("%", "%%") + "/%x_%a.log",
         "requeue": True,
-        # To the script itself, which becomes the job's process.
+        # To the batch script's process, which `exec` replaces by the job.
         "signal": f"B:USR2@{settings.signal_delay_s}",
         **(settings.additional_parameters or {}),
     }
@@ -193,7 +193,7 @@ def batch_script(settings: Slurm, name: str, file: Path, tasks: int) -> str:
 
 
 class Submitter:
-    """Submits jobs until each cell has a new record; `tasks` are there already, with the ids of their cells."""
+    """Submits jobs until each cell has a new record; `tasks` are the existing jobs, with the ids of their cells."""
 
     def __init__(
         self, queue: Queue, runner: Runner, todo: Sequence[Cell], callback: ProgressBar, tasks: dict[Task, list[str]]
@@ -201,16 +201,16 @@ class Submitter:
         self._queue, self._runner, self._callback, self._tasks = queue, runner, callback, tasks
         self._new = remote.NewRecords(runner, todo)
         self._counts_at_submission = dict.fromkeys(tasks, 0)
-        """How many new records the cells of a task had together."""
+        """The number of new records that the cells of a task had together."""
         self._ended_once: set[Task] = set()
         self._failed_jobs: Counter[str] = Counter()
-        """By cell: jobs in a row that ended without a record of any of their cells."""
+        """By cell: successive jobs that ended without a record of any of their cells."""
         self._last_task: dict[str, Task] = {}
         self._any_job_worked = False
         self._last_message = ""
 
     def run(self) -> None:
-        """Return when all cells have one."""
+        """Return when all cells have a new record."""
         next_look = 0.0
         while True:
             self._report()
@@ -226,11 +226,11 @@ class Submitter:
             self._callback.on_cell_end(cell)
 
     def _look(self) -> None:
-        """Look at the queue and submit the cells that no job has."""
+        """Look at the queue, and submit the cells that are in no job."""
         try:
             ended = self._tasks.keys() - self._queue.active()
             self._report()
-            # A slow file system shows records later than the queue loses their job: it has to be gone at two looks.
+            # A slow file system may show records after the job has left the queue: it must be gone at two looks.
             for task in ended & self._ended_once:
                 self._note_end(task)
             self._give_up()
@@ -240,7 +240,7 @@ class Submitter:
         except SubmissionError as error:
             if not self._tasks and not self._last_task:
                 raise ConfigError(f"hydra/launcher=slurm: {error}") from None
-            line = f"slurm: {error}; trying again"  # it is being restarted, or has too much to do
+            line = f"slurm: {error}; trying again"  # the controller may be restarting or overloaded
             if line != self._last_message:
                 say(line)
             self._last_message = line
@@ -257,7 +257,7 @@ class Submitter:
             self._last_task[cell_id] = task
 
     def _give_up(self) -> None:
-        """Write `crash` records for the cells whose jobs fail, or for all cells where every job has failed."""
+        """Write `crash` records for cells whose jobs keep failing, or for all cells if every job has failed."""
         missing = self._new.missing
         reasons = {cell_id: why for cell_id in missing if (why := self._why_hopeless(cell_id))}
         if reasons and not self._any_job_worked and not self._tasks:
@@ -283,7 +283,7 @@ class Submitter:
                 self._counts_at_submission[task] = self._count(self._tasks[task])
 
     def _split(self, cells: Sequence[Cell]) -> list[Sequence[Cell]]:
-        """The cells of each new job; a cell is alone in the last job that it may get, and costs no other."""
+        """The cells of each new job; at its last attempt a cell gets a job of its own, so that it harms no other."""
         if self._last_task and not self._any_job_worked:
             return [[cell] for cell in cells[: max(0, MAX_TRIAL_JOBS - len(self._tasks))]]
         size, lost = self._queue.settings.cells_per_job, self._failed_jobs | self._new.counts

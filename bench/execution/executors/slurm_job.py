@@ -1,6 +1,6 @@
-"""A task of an array of Slurm jobs: measures those cells of its list that lack a new record.
+"""A task of an array of Slurm jobs: measures the cells of its list that have no new record yet.
 
-Slurm may run it again at any moment, as often as it likes.
+Slurm may run it again at any time, and several times.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from bench.plan.executors import Devices, Slurm, check
 from bench.plan.machine import is_gpu, visible_gpus
 from bench.records import plans
 
-# Neither a success nor the cells' fault; see sysexits(3).
+# Neither a success nor an error of the cells; see sysexits(3).
 TRY_AGAIN = 75
 
 
 def main(file: Path, index: int) -> int:
-    """Measure, on several GPUs together if there are as many; returns the exit code.
+    """Measure the cells, in parallel if there are several GPUs; returns the exit code.
 
     The file is RESULTS/sweeps/SWEEP/slurm/NAME.json, a list of cell ids for each task.
     """
@@ -50,7 +50,7 @@ def main(file: Path, index: int) -> int:
     except KeyboardInterrupt:
         print("interrupted: the next job goes on", file=sys.stderr)
         if interrupts.first == signal.SIGUSR2:
-            # In a job of the same number: the process that submitted this one may be gone.
+            # Requeue this job: the process that submitted it may be gone.
             settings = check(plans.load(results_dir, sweep_id).launcher)
             assert isinstance(settings, Slurm)
             if int(os.environ.get("SLURM_RESTART_COUNT", "0")) < settings.max_num_timeout:
@@ -63,7 +63,7 @@ def main(file: Path, index: int) -> int:
 
 
 class _Log(ProgressBar):
-    """A line also when a cell begins: of a job that dies, the last one says where it was."""
+    """Also prints a line when a cell begins: if the job dies, the log's last line names the cell."""
 
     def on_cell_start(self, cell: Cell) -> None:
         say(f"{cell.title} begins")

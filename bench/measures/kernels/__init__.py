@@ -1,1 +1,1 @@
-"""Triton kernels that measure a device, in a folder of their own: importing the benchmarks needs no Triton."""
+"""Triton kernels that measure a device; a separate package, so that the benchmarks can be imported without Triton."""

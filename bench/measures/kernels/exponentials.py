@@ -1,4 +1,4 @@
-"""Exponentials and nothing else: what the special function units of a GPU reach. PyTorch's kernel waits for memory."""
+"""Only exponentials: the peak rate of a GPU's special function units. PyTorch's kernel waits for memory."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ BLOCK = 1024
 
 @triton.jit
 def exponentials_kernel(out, ROUNDS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """From numbers of their own, so that no two chains are one; each goes to 0.64 as `x = 2^-x` does."""
+    """Each chain starts from a different number, so that none can be shared; `x = 2^-x` converges to 0.64."""
     offsets = tl.arange(0, BLOCK)
     x = offsets.to(tl.float32) / BLOCK
     for _ in range(ROUNDS):
@@ -18,6 +18,6 @@ def exponentials_kernel(out, ROUNDS: tl.constexpr, BLOCK: tl.constexpr):  # type
 
 
 def exponentials(out: Tensor, rounds: int) -> Tensor:
-    """`rounds` exponentials one after the other for each of `out`, float32, of a multiple of `BLOCK` numbers."""
+    """`rounds` successive exponentials for each entry of `out`, float32, whose size is a multiple of `BLOCK`."""
     exponentials_kernel[(out.numel() // BLOCK,)](out, ROUNDS=rounds, BLOCK=BLOCK, num_warps=4)
     return out

@@ -9,7 +9,7 @@ from synthetic_records import config, record
 import attention_zoo
 from bench import api
 from bench.cli import main as app
-from bench.execution.sweep import preview
+from bench.execution.sweep import dry_run
 from bench.plan.load import Loader
 from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.store import Store
@@ -47,7 +47,7 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     folder = tmp_path / "runs"
     given = [f"results_dir={folder}", "bench.passes=forward", "causal=true", "timeout=60", "repeats=5"]
     sweep = planned(*given, "attention=flash,linformer", "seq_len=32,64")
-    said = preview(sweep)
+    said = dry_run(sweep)
     assert "4 cells, 0 done already, 4 to measure" in said and not folder.exists()
     assert "latency linformer n=64: unsupported, causal=true" in said
     assert "latency flash n=32: from 0 s to its timeout of 60 s" in said  # five samples of 20 ms
@@ -55,7 +55,7 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     done = record(sweep.cells[0].config, {"passes": {"forward": {"samples": [2e6] * 5}}, "tokens": 32}, status="ok")
     Store(folder).write(type(done)(**{**vars(done), "cell_id": sweep.cells[0].cell_id, "duration_s": 7.0}))
     assert sweep.cells[0].config["seq_len"] == 32
-    again = preview(planned(*given, "attention=flash,linear", "seq_len=32,64"))
+    again = dry_run(planned(*given, "attention=flash,linear", "seq_len=32,64"))
     assert "4 cells, 1 done already, 3 to measure" in again and "latency flash n=32" not in again
     assert "latency linear n=32: about 7 s" in again and "about 7 s for 1 cells" in again
     assert "2 cells in turn, of whose sizes there is no record" in again

@@ -286,7 +286,7 @@ def test_a_plan_says_what_is_read_without_a_model_that_is_built_and_without_tran
 
 def test_a_cell_is_another_one_when_the_weights_change_and_no_other_is(decoder):
     def ids():
-        plan_cell.forget()
+        plan_cell.clear_caches()
         return reading(decoder).cell_id, planned("softmax", bench={"name": "latency"}).cell_id
 
     before = ids()
@@ -362,7 +362,7 @@ UNFIT = [
 def test_a_folder_that_is_no_whole_model_is_one_line_before_anything_starts(spoil, line, decoder, tmp_path):
     good = reading(decoder).config
     spoil(decoder)
-    plan_cell.forget()
+    plan_cell.clear_caches()
     with pytest.raises((ConfigError, ValueError)) as refused:
         check_inputs(reading(decoder).config, tmp_path)
     assert str(refused.value).startswith(f"inputs.model='{decoder}': {line}") and "\n" not in str(refused.value)

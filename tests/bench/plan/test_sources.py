@@ -53,9 +53,9 @@ def checkout(tmp_path, monkeypatch):
     append(tmp_path / "attention_zoo" / "v_mean.py", "def later():\n    from .ops.deep import kernel\n")
     append(tmp_path / "bench/measures/correctness.py", "if TYPE_CHECKING:\n    from attention_zoo.hf import masks\n")
     monkeypatch.setattr(sources, "_folder", lambda top: tmp_path if top in sources.PACKAGES else None)
-    sources.forget()
+    sources.clear_caches()
     yield tmp_path
-    sources.forget()
+    sources.clear_caches()
 
 
 def append(file, text):
@@ -68,7 +68,7 @@ def configs():
 
 
 def ids(configs):
-    sources.forget()
+    sources.clear_caches()
     return {name: cell.content_id(config, cell._sources(config)) for name, config in configs.items()}
 
 
@@ -121,7 +121,7 @@ OUTSIDE = {
 def test_a_plugin_brings_what_it_imports_of_its_own(folder, root, brought, tmp_path, monkeypatch):
     write(tmp_path / folder, OUTSIDE)
     monkeypatch.setattr(sys, "path", [str(tmp_path / folder), *sys.path])
-    sources.forget()
+    sources.clear_caches()
     sources._folder.cache_clear()
     names = [source.name for source in sources.closure((root,))]
     assert [name for name in names if not name.startswith("attention_zoo")] == brought.split()

@@ -151,7 +151,7 @@ def test_reversal_is_the_sequence_backwards(seq_len, alphabet):
 def test_draws_are_words_of_philox_under_the_hash_of_seed_split_and_index():
     key = int.from_bytes(hashlib.blake2b(b"3:validation:41", digest_size=16).digest(), "little")
     words = np.random.Philox(key=key).random_raw(9).tolist()
-    assert Draws(3, "validation", 41).below(1000, 9).tolist() == [word % 1000 for word in words]
+    assert Draws(3, "validation", 41).integers(1000, 9).tolist() == [word % 1000 for word in words]
     assert Draws(3, "validation", 41).uniform(9).tolist() == [((word >> 12) + 0.5) / 2**52 for word in words]
     order = sorted(range(9), key=lambda place: words[place])
     assert Draws(3, "validation", 41).distinct(9, 4).tolist() == order[:4]

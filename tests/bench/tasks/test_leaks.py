@@ -20,7 +20,7 @@ class Noise(Task):
         self.plant = plant
 
     def example(self, split, index):
-        tokens = Draws(0, split, index).below(8, 40)
+        tokens = Draws(0, split, index).integers(8, 40)
         label = (tokens[3] + tokens[30]) % self.classes
         return self.plant(split, index, tokens, label), np.array([label])
 
@@ -31,11 +31,11 @@ def first_tells(split, index, tokens, label):
 
 
 def trained_on(split, index, tokens, label):
-    return Draws(0, "train", index).below(8, 40) if split == "test" else tokens
+    return Draws(0, "train", index).integers(8, 40) if split == "test" else tokens
 
 
 def some_in_validation(split, index, tokens, label):
-    return Draws(0, "validation", index).below(8, 40) if split == "test" and index % 40 == 0 else tokens
+    return Draws(0, "validation", index).integers(8, 40) if split == "test" and index % 40 == 0 else tokens
 
 
 def test_noise_has_no_leak():
@@ -75,7 +75,7 @@ def test_examples_in_two_splits_are_found(plant, sizes, line):
 
 def test_few_twins_are_told_but_not_refused():
     def two(split, index, tokens, label):
-        return Draws(0, "train", index).below(8, 40) if split == "test" and index < 2 else tokens
+        return Draws(0, "train", index).integers(8, 40) if split == "test" and index < 2 else tokens
 
     assert leaks.twins(Noise(plant=two))["test", "train"] == 2 / 512
     leaks.require_none(Noise(plant=two), "noise")
@@ -83,7 +83,7 @@ def test_few_twins_are_told_but_not_refused():
 
 def test_tokens_that_come_once_tell_nothing_of_examples_that_were_not_seen():
     def rare(split, index, tokens, label):
-        return Draws(1, split, index).below(8**4, 40)
+        return Draws(1, split, index).integers(8**4, 40)
 
     task = Noise(plant=rare)
     task.vocabulary = 8**4

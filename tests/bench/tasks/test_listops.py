@@ -99,7 +99,7 @@ def test_ten_thousand_expressions_of_the_papers_size_have_the_values_of_an_indep
 
 def test_nodes_are_drawn_by_the_published_rules():
     """Before any is rejected; depths of rejected and kept trees together are those of a branching process."""
-    numbers = Draws(0, "train", 0).endless()
+    numbers = Draws(0, "train", 0).uniform_stream()
     trees = [read(_expression(numbers, 4, 10**6))[0] for _ in range(20_000)]
     is_operator = [isinstance(node, list) for node in trees]
     assert stats.binomtest(sum(is_operator), 20_000, 0.25).pvalue > UNLIKELY

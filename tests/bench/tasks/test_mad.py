@@ -38,15 +38,15 @@ def noisy(draws, seq_len, vocabulary, noise_tokens, noise):
     """As MAD's loop: a dictionary that grows, slot by slot, from the same numbers."""
     slots, rest = seq_len // 2, vocabulary - noise_tokens
     chances = draws.uniform(slots - 1).tolist()
-    (never,) = draws.below(slots - 1, 1).tolist()
-    keys = draws.below(rest // 2, slots).tolist()
-    values = draws.below(rest - rest // 2, rest // 2).tolist()
+    (never,) = draws.integers(slots - 1, 1).tolist()
+    keys = draws.integers(rest // 2, slots).tolist()
+    values = draws.integers(rest - rest // 2, rest // 2).tolist()
     noises = []
     known, inputs, targets = {}, [], []
     kept = [i == never or chances[i] >= noise for i in range(slots - 1)]
     came = sorted({keys[i] for i in range(slots - 1) if kept[i]})
-    (last,) = draws.below(len(came), 1).tolist()
-    noises = draws.below(noise_tokens, 2 * slots).tolist()
+    (last,) = draws.integers(len(came), 1).tolist()
+    noises = draws.integers(noise_tokens, 2 * slots).tolist()
     for i in range(slots):
         if i < slots - 1 and not kept[i]:
             inputs += [rest + noises[2 * i], rest + noises[2 * i + 1]]
@@ -122,7 +122,7 @@ def fuzzy(draws, seq_len, vocabulary, key_tokens, value_tokens):
     count = seq_len // 2 + 1
 
     def motifs(tokens, longest):
-        sizes = (1 + draws.below(longest, count)).tolist()
+        sizes = (1 + draws.integers(longest, count)).tolist()
         motifs = []
         numbers = draws.uniform(count * len(tokens)).tolist()
         for i, size in enumerate(sizes):
@@ -133,7 +133,7 @@ def fuzzy(draws, seq_len, vocabulary, key_tokens, value_tokens):
     keys, values = motifs(of_keys, key_tokens), motifs(of_values, value_tokens)
     probe = keys.pop(0) + values.pop(0)
     probe_key = probe[: sum(token in of_keys for token in probe)]
-    (place,) = draws.below(max(1, seq_len - 2 * len(probe)), 1).tolist()
+    (place,) = draws.integers(max(1, seq_len - 2 * len(probe)), 1).tolist()
     inputs, targets, known = [], [], {str(probe_key): probe[len(probe_key) :]}
     presented = []
 

@@ -12,7 +12,7 @@ from torch import nn
 from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch
 from bench.training import checkpoint
-from bench.training.loop import number_of, training_indices
+from bench.training.loop import derived_seed, training_indices
 from bench.training.world import World
 
 
@@ -154,9 +154,9 @@ def test_without_end_nothing_comes_twice():
 
 
 def test_the_number_of_a_key_is_large_and_its_own():
-    numbers = {number_of(seed, "order", epoch) for seed in range(30) for epoch in range(30)}
+    numbers = {derived_seed(seed, "order", epoch) for seed in range(30) for epoch in range(30)}
     assert len(numbers) == 900 and all(0 <= n < 2**63 for n in numbers)
-    assert number_of(1, 23) != number_of(12, 3)
+    assert derived_seed(1, 23) != derived_seed(12, 3)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

@@ -3,6 +3,7 @@
 import torch
 from loops import trained, trainer
 
+from bench.training.schedule import learning_rate
 from bench.training.settings import Training
 
 
@@ -21,7 +22,7 @@ def orthogonalised(values):
 
 
 def test_muon_steps_have_the_gradient_s_directions_in_equal_parts_and_the_size_of_adamw_s():
-    rate = Training(steps=20, warmup=3, learning_rate=0.02).rate(0)
+    rate = learning_rate(Training(steps=20, warmup=3, learning_rate=0.02), 0)
     one = trainer(optimizer="muon", weight_decay=0.0, clip=None)
     for name, change in change_of(one).items():
         if change.dim() == 2 and "embedding" not in name:
@@ -42,5 +43,5 @@ def test_embeddings_and_vectors_have_adamw_beside_it():
 def test_all_weights_are_changed_and_their_rates_are_the_schedule_s():
     one = trained(trainer(optimizer="muon"), 4)
     assert all(change.abs().max() > 0 for change in change_of(one).values())
-    assert {group["lr"] for group in one.optimizer.param_groups} == {one.settings.rate(4)}
+    assert {group["lr"] for group in one.optimizer.param_groups} == {learning_rate(one.settings, 4)}
     assert len(one.optimizer.state) == len(list(one.model.parameters()))

@@ -12,7 +12,8 @@ from bench.tasks import IGNORED, Batch
 from bench.training import checkpoint
 from bench.training.evaluation import linearised
 from bench.training.loop import training_indices
-from bench.training.pretraining import SHARE, hidden
+from bench.training.pretraining import SHARE, mask_tokens
+from bench.training.schedule import beta1, learning_rate
 from bench.training.settings import Training, check
 
 
@@ -25,12 +26,12 @@ def test_one_cycle_is_torchs_with_its_cycle_of_beta1(steps, warmup):
     # Of a warm-up of one step torch divides by zero: there the first step is the highest, as it is for torch's limit.
     theirs = None if warmup == 1 else torch.optim.lr_scheduler.OneCycleLR(optimizer, **cycle)
     if theirs is None:
-        assert ours.rate(0) == 0.01 and ours.momentum(0) == pytest.approx(0.85)
+        assert learning_rate(ours, 0) == 0.01 and beta1(ours, 0) == pytest.approx(0.85)
         return
     for step in range(steps):
         [group] = optimizer.param_groups
-        assert ours.rate(step) == pytest.approx(group["lr"], rel=1e-9, abs=1e-15)
-        assert ours.momentum(step) == pytest.approx(group["betas"][0], rel=1e-9)
+        assert learning_rate(ours, step) == pytest.approx(group["lr"], rel=1e-9, abs=1e-15)
+        assert beta1(ours, step) == pytest.approx(group["betas"][0], rel=1e-9)
         optimizer.step()
         if step < steps - 1:
             theirs.step()
@@ -45,8 +46,8 @@ def test_what_a_schedule_says_reaches_the_optimizer():
 def test_each_phase_has_a_schedule_of_its_own():
     whole = Training(steps=30, warmup=4, learning_rate=0.1, pretrain_steps=10)
     first, second = (Training(steps=steps, warmup=4, learning_rate=0.1) for steps in (10, 20))
-    expected = [*map(first.rate, range(10)), *map(second.rate, range(20))]
-    assert [whole.rate(step) for step in range(30)] == expected
+    expected = [learning_rate(each, step) for each, steps in ((first, 10), (second, 20)) for step in range(steps)]
+    assert [learning_rate(whole, step) for step in range(30)] == expected
 
 
 def test_in_sequence_every_epoch_is_the_splits_own():
@@ -81,7 +82,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, given, stop):
     trained(last, 20, looks=True)
     assert torch.equal(weights(last), weights(whole)) and last.curve == whole.curve
     assert last.evaluations == whole.evaluations
-    assert last.choose() == whole.choose() and torch.equal(weights(last), weights(whole))
+    assert last.load_best_weights() == whole.load_best_weights() and torch.equal(weights(last), weights(whole))
 
 
 def test_the_best_weights_are_those_of_the_least_validation_loss_and_the_test_decides_nothing():
@@ -98,9 +99,9 @@ def test_the_best_weights_are_those_of_the_least_validation_loss_and_the_test_de
     losses = {found["step"]: found["loss"] for found in one.evaluations}
     best = min(losses, key=losses.get)
     assert sorted(losses) == list(range(2, 41, 2)) and best != 40
-    assert one.choose() == best and torch.equal(weights(one), seen[best])
+    assert one.load_best_weights() == best and torch.equal(weights(one), seen[best])
     last = trained(classifier(learning_rate=0.3, steps=40), 40, looks=True)
-    assert last.choose() == 40 and torch.equal(weights(last), seen[40])
+    assert last.load_best_weights() == 40 and torch.equal(weights(last), seen[40])
 
 
 def test_without_a_lower_loss_for_as_long_as_patience_says_it_ends():
@@ -154,17 +155,17 @@ def test_accumulated_parts_of_a_padded_batch_are_the_whole_one():
 def test_what_is_hidden_is_drawn_from_the_seed_and_never_padding():
     batch = Letters().batch("train", range(24))
     many = Batch(*(x.repeat(200, 1) for x in batch))
-    asked = hidden(many, 7)
+    asked = mask_tokens(many, 7)
     is_asked = asked.targets != IGNORED
     assert torch.equal(asked.tokens, many.tokens) and torch.equal(asked.mask, many.mask)
     assert torch.equal(asked.targets[is_asked], many.tokens[is_asked]) and not (is_asked & ~many.mask).any()
     deviation = math.sqrt(SHARE * (1 - SHARE) / many.mask.sum())
     assert abs(is_asked.sum() / many.mask.sum() - SHARE) < 4 * deviation
-    assert torch.equal(hidden(many, 7).targets, asked.targets) and not torch.equal(
-        hidden(many, 8).targets, asked.targets
+    assert torch.equal(mask_tokens(many, 7).targets, asked.targets) and not torch.equal(
+        mask_tokens(many, 8).targets, asked.targets
     )
     pairs = Batch(many.tokens.view(-1, 2, LENGTH), many.targets.view(-1, 2)[:, :1])
-    assert hidden(pairs, 7).targets.shape == pairs.tokens.shape
+    assert mask_tokens(pairs, 7).targets.shape == pairs.tokens.shape
 
 
 def test_first_it_names_hidden_tokens_and_then_classes():
