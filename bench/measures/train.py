@@ -248,5 +248,6 @@ def make_trainer(context: CellContext) -> Trainer:
     world = join(context.keep.name if context.keep else config["label"], context.device)
     how: dict[str, Any] = {"seed": config["seed"], "batch_size": config["batch_size"], "dtype": context.dtype}
     if settings.pretrain_steps and world.size > 1:  # whose gradients would wait for those of the head
-        raise ConfigError(f"training.pretrain_steps={settings.pretrain_steps}: must be 0 in {world.size} processes")
+        allowed = f"0 in {world.size} processes (WORLD_SIZE); one alone may have any"
+        raise ConfigError(f"training.pretrain_steps={settings.pretrain_steps}: must be {allowed}")
     return Trainer(model, task, settings, **how, world=world)
