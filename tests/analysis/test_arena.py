@@ -1,9 +1,11 @@
 """Long Range Arena: blind tasks rank nobody, controls without attention are rows, and options are paired."""
 
+import dataclasses
 import re
 
 import numpy as np
 import pytest
+import synthetic_records as synthetic
 from drawn import caption, curves, panels
 from scipy import stats
 from synthetic_arena import ACCURACIES, arena, cell, cells
@@ -11,7 +13,7 @@ from synthetic_quality import runs
 
 from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, errors
 from analysis.frame import tidy
-from analysis.plots import learning, lra
+from analysis.plots import learning, lra, scaling
 from analysis.published import published
 from analysis.registry import FIGURES, TABLES
 from analysis.selection import MissingRecords
@@ -186,3 +188,37 @@ def test_figure_3_has_rates_by_batch_and_sizes():
     assert rates == [(0.001, 0.003), (0.001, 0.003)], "batches of 8 and 32, not the usual one"
     ((x, y, _),) = curves(size).values()
     assert list(x) == [8, 32, 128] and y == pytest.approx([70.8, 78, 82.8], abs=1)
+
+
+# --- captions of two tasks
+
+LISTOPS = {"task": "listops", "n": 128, "num_heads": 4, "batch_size": 64}
+
+
+@pytest.mark.parametrize("ending", ["error", "busy"])
+def test_a_caption_names_the_conditions_of_what_is_drawn_only(ending):
+    listops = cells(**LISTOPS, busy=0.9)
+    if ending == "error":
+        listops = [dataclasses.replace(one, status="error", measurements={}) for one in listops]
+    figures = {"busy": [lra.figure2], "error": [lra.figure2, learning.figure]}[ending]
+    for figure in (make(tidy([*cells(), *listops])) for make in figures):
+        assert all(title.startswith("text, n = 256") for title in panels(figure))
+        assert "2 heads x 32, batch size 16, not causal, text inputs." in caption(figure)
+        assert "iagnostic: all" not in caption(figure) and "listops, n = 128 (" not in caption(figure).split("Runs")[0]
+
+
+def test_panels_of_two_tasks_have_their_own_conditions_in_the_caption():
+    sizes = [
+        cell(f"skeinformer num_features={d}", seed, 0.5, given={"name": "skeinformer", "num_features": d}, **LISTOPS)
+        for d in (8, 32, 64, 128)
+        for seed in range(3)
+    ]
+    said = caption(lra.figure3(tidy([*arena(3), *sizes])))
+    assert "skeinformer, text, n = 256: float32, 2 heads x 32, batch size 8, 32, not causal, text inputs; " in said
+    assert "; listops, n = 128: float32, 4 heads x 32, batch size 64, not causal, listops inputs." in said
+    rng = np.random.default_rng(0)
+    steps = [synthetic.train_step("softmax", n, rng, task="reversal") for n in (256, 512)]
+    steps += [synthetic.compare_train_step(["softmax", "performer"], n, rng) for n in (256, 512)]
+    said = caption(scaling.steps_per_second(tidy(steps)))
+    assert re.search(r"each by itself: [^;]* not causal, reversal inputs; .*rounds: [^;]* causal, language_mod", said)
+    assert "inputs; " not in caption(lra.figure3(tidy(arena(3))))
