@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import synthetic_records as synthetic
+import yaml
 from drawn import caption, curves, panels
 from scipy import stats
 from synthetic_arena import ACCURACIES, arena, cell, cells
@@ -18,7 +20,10 @@ from analysis.published import published
 from analysis.registry import FIGURES, TABLES
 from analysis.selection import MissingRecords
 from analysis.tables.lra import TASKS
+from analysis.tables.people import readable
 from analysis.training import trained_cells
+
+CONF = Path(__file__).parents[2] / "conf" / "task"
 
 
 def word(accuracies):
@@ -79,9 +84,17 @@ def test_units_without_examples_at_the_end_change_no_accuracy():
 # --- beside the paper
 
 
+def of(source, records):
+    """Records whose data have a source."""
+    for one in records:
+        one.measurements["source"] = source
+    return records
+
+
 def test_every_row_of_table_1_stands_beside_ours_and_only_what_is_diagnostic_is_ranked():
-    blind = cells({"flash": 0.5, "skeinformer num_features=32": 0.52, "bag_of_tokens": 0.5}, task="listops")
-    table = TABLES["skeinformer_table1"](tidy([*cells(), *blind]))
+    blind = {"flash": 0.5, "skeinformer num_features=32": 0.52, "bag_of_tokens": 0.5}
+    records = of("stanfordnlp/imdb", cells(n=4096)) + of("generated", cells(blind, task="listops", n=2048))
+    table = TABLES["skeinformer_table1"](tidy(records))
     ours = table[table["seeds"].notna()].set_index(["task", "attention"])
     assert ours["task is"].groupby("task").unique().map(list).to_dict() == {"text": [DIAGNOSTIC], "listops": [BLIND]}
     assert ours.loc["listops", "rank"].isna().all()
@@ -93,6 +106,19 @@ def test_every_row_of_table_1_stands_beside_ours_and_only_what_is_diagnostic_is_
     missing = table[table["seeds"].isna()]
     assert len(missing) == 16 * len(TASKS) - 2 * 2
     assert missing.set_index(["task", "attention"]).loc[("image", "performer"), "Skeinformer (%)"] == 37.40
+
+
+@pytest.mark.parametrize(("source", "n"), [("testaments of kjv (stand-in for IMDB)", 4096), ("stanfordnlp/imdb", 256)])
+def test_other_data_and_other_lengths_share_no_row_with_the_papers_numbers(source, n):
+    table = TABLES["skeinformer_table1"](tidy(of(source, cells(n=n))))
+    is_ours, papers = table["seeds"].notna(), table[["Skeinformer (%)", "Skeinformer, minutes per 1,000 steps"]]
+    assert is_ours.sum() == len(ACCURACIES) and papers[is_ours].isna().all(axis=None)
+    assert papers[~is_ours].notna().all(axis=None) and len(papers[~is_ours]) == 16 * len(TASKS)
+    assert set(table["source"][is_ours]) == {source} and set(table["source"][~is_ours]) == {"Skeinformer's data"}
+    theirs = table[~is_ours].groupby("task")["n"].unique().map(list).to_dict()
+    written = {task: yaml.safe_load((CONF / f"{task}.yaml").read_text())["seq_len"] for task in TASKS}
+    assert theirs == {task: [length] for task, length in written.items()}
+    assert "compares with none of the paper's numbers" in readable("skeinformer_table1", table)
 
 
 def test_accuracies_and_times_are_those_of_the_records():
