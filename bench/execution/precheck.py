@@ -1,5 +1,7 @@
 """Cells are checked before anything is measured: a child builds their mechanisms and reads their inputs.
 
+What a task needs is looked for here, without a look at the network.
+
 The child answers one question after the other. If it does not survive one, or takes too long, the question is passed
 over: the cell itself will meet the same, and it ends that cell only.
 """
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import attention_zoo
-from bench import inputs
+from bench import inputs, tasks
 from bench.common.errors import ConfigError, one_line
 from bench.common.mechanism import build_attention
 from bench.execution import child, processes
@@ -43,7 +45,8 @@ def check_cells(cells: Sequence[Cell], cache_dir: Path, *, elsewhere: bool = Fal
     They may run `elsewhere`, on machines whose GPUs support what this one's may not.
 
     Raises:
-        ConfigError: a hyperparameter that a mechanism refuses, inputs that cannot be read or do not fit.
+        ConfigError: a hyperparameter that a mechanism refuses, inputs or a task's data that cannot be read, inputs that
+            do not fit.
     """
     with contextlib.closing(_Checker(cache_dir, elsewhere)) as checker:
         return [checker.check(cell) for cell in cells]
@@ -67,6 +70,8 @@ class _Checker:
                 reasons.append(f"{config['label']}: {answer['unsupported']}" if against else answer["unsupported"])
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
+        if "task" in cell.config and not self._elsewhere:
+            tasks.settings(cell.config["task"]).require_data(cell.config, Path(self._cache_dir))
         if "task" not in cell.config and inputs.source(cell.config["inputs"]).is_read:
             answer = self._ask("inputs", cell.config, cell)
             if "refused" in answer:

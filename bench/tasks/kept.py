@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.records.disk import replacing, require_file
+from bench.records.disk import is_file, replacing, require_file
 from bench.tasks.base import Example, Task
 
 FORMAT = 1
@@ -57,10 +57,19 @@ def array(key: Mapping[str, Any], pieces: Iterable[NDArray[Any]], dtype: np.dtyp
 
 def place(key: Mapping[str, Any], suffix: str, cache_dir: Path) -> Path:
     """The file of a key; raises OSError where something else than a file is."""
-    content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
-    path = cache_dir / f"{hashlib.sha256(content.encode()).hexdigest()}.{suffix}"
+    path = _path(key, suffix, cache_dir)
     require_file(path)
     return path
+
+
+def has(key: Mapping[str, Any], cache_dir: Path) -> bool:
+    """Whether the array of a key was made."""
+    return is_file(_path(key, "npy", cache_dir))
+
+
+def _path(key: Mapping[str, Any], suffix: str, cache_dir: Path) -> Path:
+    content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
+    return cache_dir / f"{hashlib.sha256(content.encode()).hexdigest()}.{suffix}"
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> Array:

@@ -57,6 +57,17 @@ class Pathfinder(images.ImageSettings):
         source = f"drawn (stand-in for the archive: contours of {self.contour_length})" if drawn else self.data
         return self.task(source, 512, rows)
 
+    def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
+        """Refuse a folder that is no archive's."""
+        if self.data != "drawn":
+            self._listed()
+
+    def _listed(self) -> list[Path]:
+        listed = sorted(Path(self.data).glob("metadata/*.npy"))
+        if not listed:
+            raise ConfigError(f"task.data={self.data!r}: must be drawn, or a folder with metadata/*.npy and imgs")
+        return listed
+
     def _drawn(self, split: str, cache_dir: Path) -> kept.Array:
         count = self.examples if split == "train" else self.examples // 8
         settings = {"contour_length": self.contour_length, "marker_radius": self.marker_radius}
@@ -68,10 +79,7 @@ class Pathfinder(images.ImageSettings):
         return drawing.image, drawing.label
 
     def _read(self, split: str, cache_dir: Path) -> kept.Array:
-        folder = Path(self.data)
-        listed = sorted(folder.glob("metadata/*.npy"))
-        if not listed:
-            raise ValueError(f"task.data={self.data!r}: must be drawn, or a folder with metadata/*.npy and imgs")
+        folder, listed = Path(self.data), self._listed()
         key = {"archive": [hashlib.sha256(path.read_bytes()).hexdigest() for path in listed], "split": split}
         return images.rows(key, _archived(folder, listed, SHARES[split]), cache_dir)
 

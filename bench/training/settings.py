@@ -102,9 +102,9 @@ def check(values: Mapping[str, Any]) -> dict[str, Any]:
     most = settings.steps - least
     if first and not least <= first <= most:
         allowed = f"0, or {least} to {most}" if least <= most else "0"
-        phases = f"first hidden tokens, then classes, a training.warmup={settings.warmup} in each"
+        why = f"training.steps={settings.steps} counts both phases, first hidden tokens, then classes"
         raise ConfigError(
-            f"training.pretrain_steps={first}: must be {allowed}: training.steps={settings.steps} counts both phases, {phases}"
+            f"training.pretrain_steps={first}: must be {allowed}: {why}, a training.warmup={settings.warmup} in each"
         )
     return dataclasses.asdict(settings)
 
