@@ -274,15 +274,15 @@ def run_process(cell: Cell, results_dir: Path, resources: Resources, options: Op
 
 
 def wait_for(child: processes.Child, timeout: float, file: Path, options: Options) -> bool:
-    """Wait for the end or the timeout, which compiling does not count to; returns whether the end came first."""
-    deadline, compiling_s = time.monotonic() + timeout, 0.0
-    while (left := deadline + compiling_s - time.monotonic()) > 0:
+    """Wait for the end or the timeout; returns whether the end came first. Compiling and preparing do not count."""
+    deadline, uncounted_s = time.monotonic() + timeout, 0.0
+    while (left := deadline + uncounted_s - time.monotonic()) > 0:
         if child.wait(min(1.0, left)):
             return True
         options.check()
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # not there yet, or half of it
             progress = Progress.decode(file.read_text())
-            compiling_s = progress.compiling_s
+            uncounted_s = progress.compiling_s + progress.preparing_s
             options.on_progress(progress)
     return child.wait(0.0)
 

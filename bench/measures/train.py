@@ -200,7 +200,7 @@ def _at_other_lengths(context: CellContext, trainer: Trainer) -> dict[str, Any]:
     found = {}
     for length in trainer.settings.test_lengths or ():
         config = {**context.config, "seq_len": length}
-        task = tasks.open_task(config, context.cache_dir)
+        task = tasks.open_task(config, context.cache_dir, context.prepared)
         model = _model(config, task).to(trainer.device)
         model.load_state_dict(trainer.model.state_dict())
         examples = max(1, trainer.settings.test_examples * context.config["seq_len"] // length)
@@ -241,7 +241,7 @@ def _model(config: Mapping[str, Any], task: tasks.Task) -> nn.Module:
 
 def make_trainer(context: CellContext) -> Trainer:
     """The model of the cell on its device, its task, and how it is trained."""
-    config, task = context.config, tasks.open_task(context.config, context.cache_dir)
+    config, task = context.config, tasks.open_task(context.config, context.cache_dir, context.prepared)
     precision = torch.promote_types(context.dtype, torch.float32)
     model = _model(config, task).to(context.device, precision)
     settings = Training(**config["training"])

@@ -68,7 +68,10 @@ class Config:
         10, "samples of a latency, rounds of a comparison, draws of an error", minimum=1, maximum=1_000_000
     )
     timeout: float = setting(
-        600.0, "most seconds of a cell, without those in which Triton compiles", above=0, maximum=YEAR_S
+        600.0,
+        "most seconds of a cell, without those in which Triton compiles or a task draws and reads what it keeps",
+        above=0,
+        maximum=YEAR_S,
     )
     rerun: str = setting(
         "failed", "which records to measure again, beside what is missing", choices=("failed", "disturbed", "all")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.schema import named
-from bench.tasks import leaks
+from bench.tasks import kept, leaks
 from bench.tasks.base import IGNORED, SPLITS, Batch, Settings, Task
 from bench.tasks.documents import Retrieval, Text
 from bench.tasks.generated import AssociativeRecall, InductionHeads, Reversal, SelectiveCopying
@@ -37,12 +37,13 @@ def settings(values: Mapping[str, Any]) -> Settings:
     return named(TASKS, values, "task")
 
 
-def open_task(config: Mapping[str, Any], cache_dir: Path) -> Task:
+def open_task(config: Mapping[str, Any], cache_dir: Path, tell: kept.Tell = kept.silent) -> Task:
     """The task of a cell: the same examples for every mechanism in a comparison.
 
     Args:
         config: a cell's resolved config; `task`, `seq_len`, `causal` and `seed` are read.
         cache_dir: where what was read or drawn is kept; the folder above it is there.
+        tell: told how far that is which is read or drawn to be kept.
 
     Raises:
         ConfigError: the task does not fit, its data or tokenizer cannot be read, or its examples have a leak.
@@ -51,7 +52,8 @@ def open_task(config: Mapping[str, Any], cache_dir: Path) -> Task:
     """
     chosen = settings(config["task"])
     chosen.require_fits(config)
-    task = chosen.open(config, cache_dir)
+    with kept.telling(tell):
+        task = chosen.open(config, cache_dir)
     if task.classes is not None:
         leaks.require_none(task, chosen.name)
     return task

@@ -129,6 +129,10 @@ class Settings:
             ConfigError: naming the key, its value and what is allowed.
         """
 
+    def to_make(self, config: Mapping[str, Any], cache_dir: Path) -> str | None:
+        """What is still to be made before the first step, once for all cells, and how many minutes that takes."""
+        return None
+
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """The task of a configuration that fits; `cache_dir` is where it keeps what is costly to make."""
         raise NotImplementedError

@@ -140,7 +140,8 @@ def tokenizer(text: Text, name: str, vocabulary: int | None, cache_dir: Path) ->
     """The tokenizer of a name; with a vocabulary one of that size, trained on the text's training split."""
     if vocabulary is None:
         return tokenizing.named(name)
-    return tokenizing.trained(_place(text, vocabulary, cache_dir), text.pieces("train"), vocabulary)
+    read = kept.Told("texts read to train the tokenizer").each(text.pieces("train"))
+    return tokenizing.trained(_place(text, vocabulary, cache_dir), read, vocabulary)
 
 
 def _place(text: Text, vocabulary: int, cache_dir: Path) -> Path:
@@ -174,7 +175,7 @@ def _encoded(
     text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, dtype: np.dtype[Any]
 ) -> Iterator[Tokens]:
     count = 0
-    for piece in text.pieces(split):
+    for piece in kept.Told(f"texts of {split} made into tokens").each(text.pieces(split)):
         ids = np.asarray(tokenizer.encode(piece), dtype)
         ids = ids if max_tokens is None else ids[: max_tokens - count]
         yield ids

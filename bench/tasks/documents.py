@@ -58,7 +58,8 @@ class DocumentSettings(data_sets.DataSettings):
         return {"seq_len": seq_len, "longest": LONGEST, "task": self.name, "part": split, **self.identity(split)}
 
     def _kept(self, split: str, seq_len: int, cache_dir: Path) -> kept.Array:
-        pieces = (row(documents, label, seq_len) for documents, label in self.read(split))
+        examples = kept.Told(f"examples of {split} read").each(self.read(split))
+        pieces = (row(documents, label, seq_len) for documents, label in examples)
         array = kept.array(self._key(split, seq_len), pieces, np.dtype(np.uint16), cache_dir)
         return array.reshape(-1, self.documents * seq_len + 1)
 

@@ -103,7 +103,7 @@ class Image(ImageSettings):
     def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """Refuse images that are neither kept nor to be had."""
         if self.data != DIGITS:
-            self._data.require([_key(self._data.identity(split)) for split in PARTS], cache_dir)
+            self._data.require([with_pixels(self._data.identity(split)) for split in PARTS], cache_dir)
 
     @property
     def _data(self) -> data_sets.Data:
@@ -168,15 +168,20 @@ def _digits() -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     return {name: (images[split == name], labels[split == name]) for name in SPLITS}
 
 
-def _key(key: Mapping[str, Any]) -> dict[str, Any]:
+def with_pixels(key: Mapping[str, Any]) -> dict[str, Any]:
+    """A key of images."""
     return {"pixels": SIDE**2, **key}
 
 
 def rows(key: Mapping[str, Any], images: Iterable[Labelled], cache_dir: Path) -> kept.Array:
     """The images of a split as they are kept: pixels, then the class."""
-    pieces = (np.append(image.reshape(-1), np.uint8(label)) for image, label in images)
-    array = kept.array(_key(key), pieces, np.dtype(np.uint8), cache_dir)
-    return array.reshape(-1, SIDE**2 + 1)
+    pieces = kept.Told("images read").each(row(image, label) for image, label in images)
+    return kept.array(with_pixels(key), pieces, np.dtype(np.uint8), cache_dir).reshape(-1, SIDE**2 + 1)
+
+
+def row(image: NDArray[np.uint8], label: int) -> NDArray[np.uint8]:
+    """An image as it is kept."""
+    return np.append(image.reshape(-1), np.uint8(label))
 
 
 def _grey(records: Iterable[Mapping[str, Any]]) -> Iterator[Labelled]:
