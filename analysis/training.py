@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,12 @@ def panels(rows: pd.DataFrame) -> list[tuple[tuple[str, int], pd.DataFrame]]:
     """The rows of each task and length, and these two; numbers in names are in their own order."""
     parts = [((str(kind), int(n)), part) for (kind, n), part in rows.groupby(PANEL)]
     return sorted(parts, key=lambda part: ([t.zfill(9) for t in re.split(r"(\d+)", part[0][0])], part[0][1]))
+
+
+def within(data: pd.DataFrame, keys: Iterable[tuple[str, int]]) -> pd.DataFrame:
+    """All rows of the panels that a figure draws, so that its caption speaks of nothing else; `keys` as in `panels`."""
+    shown = set(keys)
+    return data[[key in shown for key in zip(data["kind"], data["seq_len"], strict=True)]]
 
 
 def work(rows: pd.DataFrame) -> list[str]:

@@ -1,5 +1,7 @@
 """What captions say of the rows of a figure: the machine, the setting, disturbances, code, functions."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from analysis.plots.layout import shown
@@ -32,7 +34,16 @@ def setting(frame: pd.DataFrame) -> str:
 
 def conditions(frame: pd.DataFrame) -> str:
     """Machine and setting as a sentence, and what not all points have in common: a quiet machine, code."""
-    return " ".join(filter(None, [f"{machine(frame)}; {setting(frame)}.", disturbed(frame), code(frame)]))
+    return by_panel({"": frame})
+
+
+def by_panel(panels: Mapping[str, pd.DataFrame]) -> str:
+    """As `conditions` of all; where panels are of different inputs, each has its own setting behind its name."""
+    frame = pd.concat(panels.values())
+    words = setting(frame)
+    if len({_values(rows, "inputs") for rows in panels.values() if len(rows)}) > 1:
+        words = "; ".join(f"{name}: {setting(rows)}" for name, rows in panels.items() if len(rows))
+    return " ".join(filter(None, [f"{machine(frame)}; {words}.", disturbed(frame), code(frame)]))
 
 
 def disturbed(frame: pd.DataFrame) -> str:

@@ -12,7 +12,7 @@ from analysis.paired import MARGIN, UNDECIDED
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
-from analysis.training import panels, trained_cells
+from analysis.training import panels, trained_cells, within
 
 ROW, NAMED = 0.2, 2.6
 """Inches: of a mechanism's row, and of a panel with names beside it."""
@@ -33,13 +33,15 @@ def figure(frame: pd.DataFrame) -> Picture:
     """Loss less that of the best negative control and less softmax's: a row of two panels for every task and length."""
     data, more = trained_cells(frame)
     properties = style.of_series(data)
-    groups = []
+    groups, keys = [], []
     for (kind, n), rows in panels(data):
         table = pd.DataFrame(comparisons(rows, (kind, n)))
         if len(table):
             groups.append((f"{kind}, n = {n:,}", diagnose(rows), table))
+            keys.append((kind, n))
     if not groups:
         raise MissingRecords(NEEDS)
+    data = within(data, keys)
     heights = [0.75 + ROW * (1 + table["attention"].nunique()) for _, _, table in groups]
     drawn, axes = layout.panels(len(groups), 2, share_y=True, heights=heights, width=4.2, least=NAMED)
     for pair, (name, found, table) in zip(axes, groups, strict=True):

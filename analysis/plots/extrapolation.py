@@ -8,7 +8,7 @@ from analysis.controls import BY_UNIT, notes
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
-from analysis.training import PANEL, over_seeds, panels, trained_cells
+from analysis.training import PANEL, over_seeds, panels, trained_cells, within
 
 _AT = re.compile(r"loss_at_(\d+)_by_unit")
 _EXPLANATION = (
@@ -36,5 +36,6 @@ def figure(frame: pd.DataFrame) -> Picture:
         panel.axvline(n, color="0.8", linewidth=3, zorder=0, gid="trained", **layout.SQUARE)
         marks.over_lengths(panel, rows, rows, properties, x="at", label="context length of the test (tokens)")
         marks.value_axis(panel.yaxis, "test loss (nats)")
+    data = within(data, [key for key, _ in groups])
     shown = data[data["series"].isin(properties)]
     return layout.finish(drawn, properties, *notes(data), _EXPLANATION, *more, captions.conditions(shown))

@@ -11,7 +11,7 @@ from analysis.plots import captions, layout, marks, style
 from analysis.plots.controls import NAMED, ROW, bar, names_of_rows, word
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
-from analysis.training import over_seeds, panels, trained_cells
+from analysis.training import over_seeds, panels, trained_cells, within
 
 LOSS = ("validation_loss", "loss (nats)")
 RIGHT = ("validation_example_accuracy", "examples wholly right (%)")
@@ -35,8 +35,9 @@ _RECALLED = (
 def figure(frame: pd.DataFrame) -> Picture:
     """Loss and right answers over the steps of training: two panels for every task and length."""
     data, notes = trained_cells(frame)
-    properties = style.of_series(data)
     groups = panels(data[data["status"] == "ok"])
+    data = within(data, [key for key, _ in groups])
+    properties = style.of_series(data)
     drawn, axes = layout.grid(2 * len(groups), 4 if len(groups) > SIDE_BY_SIDE else 2)
     for ((kind, seq_len), rows), *pair in zip(groups, axes[::2], axes[1::2], strict=True):
         right = RIGHT_TOKENS if (rows["inputs"] == "language_modelling").all() else RIGHT

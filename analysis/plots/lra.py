@@ -11,7 +11,7 @@ from analysis.plots.layout import Picture
 from analysis.plots.learning import by_step
 from analysis.selection import MissingRecords, newest, require_ok
 from analysis.tables.lra import NEEDS, TASKS
-from analysis.training import BUSY, panels, trained_cells, with_settings
+from analysis.training import BUSY, PANEL, panels, trained_cells, with_settings, within
 
 TASK = "text"
 """Of the paper's Figure 3."""
@@ -32,8 +32,10 @@ def figure2(frame: pd.DataFrame) -> Picture:
     quiet = data[(data["status"] == "ok") & ~(data["busy"] > BUSY) & (data["metric"] == "validation_seconds")]
     if quiet.empty:
         raise MissingRecords(f"{NEEDS} on cores that nothing else used")
+    data = within(data, [key for key, _ in panels(quiet)])
     said = controls.notes(data)
-    data = data[data["series"].isin(quiet["series"])]
+    keys = [*PANEL, "series"]
+    data = data.merge(quiet[keys].drop_duplicates(), on=keys)
     properties, groups = style.of_series(data), panels(data[data["status"] == "ok"])
     drawn, axes = layout.grid(len(groups))
     for panel, ((kind, n), rows) in zip(axes, groups, strict=True):
@@ -72,15 +74,17 @@ def figure3(frame: pd.DataFrame) -> Picture:
     (right, time, size), properties = axes[0], style.of_series(sized)
     _over_rates(right, own[own["metric"] == "accuracy"], "accuracy (%)", 100)
     _over_rates(time, own[(own["metric"] == "validation_seconds") & ~(own["busy"] > BUSY)], "training time (s)", 1)
-    for panel in (right, time):
-        layout.title(panel, f"skeinformer, {TASK}" + "".join(f", n = {n:,}" for n in own["seq_len"].unique()))
-    layout.title(size, ", ".join(f"{row.inputs}, n = {row.seq_len:,}" for row in sized[:1].itertuples()))
+    first = f"skeinformer, {TASK}" + "".join(f", n = {n:,}" for n in own["seq_len"].unique())
+    second = ", ".join(f"{row.inputs}, n = {row.seq_len:,}" for row in sized[:1].itertuples())
+    for panel, title in ((right, first), (time, first), (size, second)):
+        layout.title(panel, title)
     for name, rows in sized[sized["metric"] == "accuracy"].groupby("series"):
         marks.errorbar(size, _over_seeds(rows, "features"), "features", properties[str(name)], 100)
     if len(sized):
         marks.length_axis(size, sized["features"].astype(int), "number of features d")
     size.set_ylabel("accuracy (%)")
-    return layout.finish(drawn, properties, _SENSITIVITY, captions.conditions(pd.concat([own, sized])))
+    said = captions.by_panel({first: own, second: sized})
+    return layout.finish(drawn, properties, _SENSITIVITY, said)
 
 
 def _richest(cells: pd.DataFrame, fixed: list[str], over: list[str]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import controls
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.training import over_seeds, panels, perplexity, trained_cells
+from analysis.training import over_seeds, panels, perplexity, trained_cells, within
 
 TASK = "language_modelling"
 BASELINES: dict[str, dict[str, Any]] = {
@@ -54,8 +54,9 @@ def figure(frame: pd.DataFrame) -> Picture:
 def by_position(frame: pd.DataFrame) -> Picture:
     """Test perplexity over the position in the context, a panel for each text and context length."""
     data, notes = trained_cells(frame, [TASK])
-    properties = style.of_series(data)
     groups = panels(data[data["metric"] == "loss_by_position"])
+    data = within(data, [key for key, _ in groups])
+    properties = style.of_series(data)
     drawn, axes = layout.grid(len(groups))
     for panel, ((kind, seq_len), of_panel) in zip(axes, groups, strict=True):
         layout.title(panel, f"{kind}, n = {seq_len:,}")

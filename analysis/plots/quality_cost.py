@@ -6,7 +6,7 @@ from analysis import controls, intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords, newest
-from analysis.training import PANEL, over_seeds, panels, timed, trained_cells, work
+from analysis.training import PANEL, over_seeds, panels, timed, trained_cells, within, work
 
 MEASURED, TRAINING = "time of a step (ms)", "time of a step while training (ms)"
 # What the time of a step depends on.
@@ -32,11 +32,12 @@ def figure(frame: pd.DataFrame) -> Picture:
     """
     data, notes = trained_cells(frame)
     points = _points(frame, data)
-    properties = style.of_series(data)
-    numbers, legend = marks.numbered(properties)
     groups = [(key, rows) for key, rows in panels(points) if rows[[_TIMES[0], _TRAINED[0]]].notna().all().any()]
     if not groups:
         raise MissingRecords("needs bench=train_step of the models, or training on cores that nothing else used")
+    data = within(data, [key for key, _ in groups])
+    properties = style.of_series(data)
+    numbers, legend = marks.numbered(properties)
     drawn, axes = layout.grid(len(groups))
     for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
         layout.title(panel, f"{kind}, n = {seq_len:,}")

@@ -49,7 +49,8 @@ def over_lengths(
     for place, panel in zip(axes.flat, panels, strict=True):
         if not share_y or place in axes[:, 0]:
             marks.log_axis(place.yaxis, panel.label)
-    return layout.finish(drawn, properties, explanation, captions.conditions(data), captions.functions(data), *notes)
+    said = captions.by_panel({panel.title: panel.rows for panel in panels})
+    return layout.finish(drawn, properties, explanation, said, captions.functions(data), *notes)
 
 
 def latency(frame: pd.DataFrame) -> Picture:

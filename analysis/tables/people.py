@@ -216,6 +216,10 @@ VIEWS: dict[str, View] = {
         "Median over seeds, in brackets the lowest and the highest. Text is compared by its loss (lower is better), "
         "the other tasks by how many examples are right in every answer (higher is better).",
     ),
+    "skeinformer_table1": View(
+        says="Skeinformer's numbers are of its own data and lengths. A row has ours and the paper's only if it was "
+        "measured on these; a stand-in (see source) or another length compares with none of the paper's numbers."
+    ),
     "settings": View(
         says="Exact softmax over the whole context against the best control, over the same seeds: below 0 nats, "
         "context helps. What differs is said beside the setting that most others share."

@@ -1,5 +1,7 @@
 """Checks cells before anything is measured: a child process builds their mechanisms and reads their inputs.
 
+What a task needs is looked for here, without asking the network.
+
 The child answers questions one after the other. If it dies at a question, or takes too long, the question is skipped:
 the cell itself will fail in the same way, and only that cell ends.
 """
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import attention_zoo
-from bench import inputs
+from bench import inputs, tasks
 from bench.common.errors import ConfigError, one_line
 from bench.common.mechanism import build_attention
 from bench.execution import child, processes
@@ -43,7 +45,7 @@ def check_cells(cells: Sequence[Cell], cache_dir: Path, *, elsewhere: bool = Fal
     With `elsewhere` they run on other machines, whose GPUs may support more than this one's.
 
     Raises:
-        ConfigError: a mechanism refuses a hyperparameter, or inputs cannot be read or do not fit.
+        ConfigError: a mechanism refuses a hyperparameter, inputs or a task's data cannot be read, or inputs do not fit.
     """
     with contextlib.closing(_Checker(cache_dir, elsewhere)) as checker:
         return [checker.check(cell) for cell in cells]
@@ -67,6 +69,8 @@ class _Checker:
                 reasons.append(f"{config['label']}: {answer['unsupported']}" if against else answer["unsupported"])
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
+        if "task" in cell.config and not self._elsewhere:
+            tasks.settings(cell.config["task"]).require_data(cell.config, Path(self._cache_dir))
         if "task" not in cell.config and inputs.source(cell.config["inputs"]).is_read:
             answer = self._ask("inputs", cell.config, cell)
             if "refused" in answer:

@@ -274,15 +274,15 @@ def run_process(cell: Cell, results_dir: Path, resources: Resources, options: Op
 
 
 def wait_for(child: processes.Child, timeout: float, file: Path, options: Options) -> bool:
-    """Wait for the child's end or the timeout, not counting compilation; returns whether the child ended in time."""
-    deadline, compiling_s = time.monotonic() + timeout, 0.0
-    while (left := deadline + compiling_s - time.monotonic()) > 0:
+    """Wait for the child's end or the timeout, compiling and preparing not counted; returns whether it ended in time."""
+    deadline, uncounted_s = time.monotonic() + timeout, 0.0
+    while (left := deadline + uncounted_s - time.monotonic()) > 0:
         if child.wait(min(1.0, left)):
             return True
         options.check()
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # the file is missing or half written
             progress = Progress.decode(file.read_text())
-            compiling_s = progress.compiling_s
+            uncounted_s = progress.compiling_s + progress.preparing_s
             options.on_progress(progress)
     return child.wait(0.0)
 

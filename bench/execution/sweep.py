@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import tasks
 from bench.common.errors import ConfigError, bounded
 from bench.execution import executors, ranks
 from bench.execution.device_locks import lock_folder
@@ -130,6 +131,8 @@ def run_sweep(
     if not quiet:
         done = len(sweep.cells) - len(todo)
         print(f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already", file=sys.stderr)
+        for line in to_make(todo, store):
+            print(line, file=sys.stderr)
     bar = ProgressBar(store, len(todo), on_records, on_progress, quiet)
     with interrupts.caught(), contextlib.closing(bar):
         executors.run(sweep.executor, runner, todo, bar)
@@ -165,6 +168,7 @@ def dry_run(sweep: Sweep) -> str:
     lines += [f"  {f'{count} x ' if count > 1 else ''}{words}" for words, count in list(counts.items())[:MOST]]
     if len(counts) > MOST:
         lines.append(f"  ... and {len(counts) - MOST} kinds more")
+    lines += to_make(missing, store)
     if known:
         lines.append(
             f"time: about {duration(sum(known))} for {len(known)} cells in turn, as others of their sizes took"
@@ -174,6 +178,13 @@ def dry_run(sweep: Sweep) -> str:
         bounds = f"from {least} (their samples alone) to {most} (their timeouts)"
         lines.append(f"time: {bounds} for {len(unknown)} cells in turn, of whose sizes there is no record")
     return "\n".join(map(bounded, lines))
+
+
+def to_make(cells: Sequence[Cell], store: Store) -> list[str]:
+    """A line for each thing that the tasks of the cells make once, before the first step, if that takes minutes."""
+    opened = [(tasks.settings(cell.config["task"]), cell.config) for cell in cells if "task" in cell.config]
+    found = (task.to_make(config, store.root / "inputs") for task, config in opened)
+    return [f"once, before the first step: {line}" for line in dict.fromkeys(found) if line]
 
 
 def pending(store: Store, sweep: Sweep, attempts: Sequence[Record]) -> tuple[list[Cell], set[str]]:

@@ -63,15 +63,22 @@ def reading(name: str, origin: Mapping[str, Any], key: str = KEY) -> Iterator[No
 @functools.cache
 def hub_answers() -> bool:
     """Whether the hub can be reached. Its library would retry for 30 s; cached models are read without it."""
-    constants, utils = (
-        package(f"huggingface_hub.{part}", KEY, "-e '.[pretrained]'") for part in ("constants", "utils")
-    )
-    if constants.HF_HUB_OFFLINE:
+    if is_offline():
         return False
+    constants, utils = map(_hub, ("constants", "utils"))
     with contextlib.suppress(Exception):  # the error's class depends on the HTTP library
         utils.get_session().head(constants.ENDPOINT, timeout=HUB_PATIENCE_S)
         return True
     return False
+
+
+def is_offline() -> bool:
+    """Whether the user said that the hub is not to be reached."""
+    return bool(_hub("constants").HF_HUB_OFFLINE)
+
+
+def _hub(part: str) -> Any:
+    return package(f"huggingface_hub.{part}", KEY, "-e '.[pretrained]'")
 
 
 def data_folder(module: str, distribution: str, setting: str) -> Path:

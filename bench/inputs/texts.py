@@ -7,11 +7,13 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from attention_zoo.checks import require
 from bench.common.errors import one_line, package
+from bench.inputs import models
 from bench.inputs.models import data_folder
 
 KEY = "inputs.text"
@@ -57,6 +59,13 @@ def dataset(name: str) -> tuple[str, str | None, str | None]:
     name, _, revision = name.partition("@")
     path, _, config = name.partition(":")
     return path, config or None, revision or None
+
+
+def unreadable(on_hub: bool = True) -> str | None:
+    """Why a dataset, of the hub or of local files, cannot be read, if that is known without a look at the network."""
+    if find_spec("datasets") is None:
+        return "datasets is missing (pip install -e '.[hub]')"
+    return "HF_HUB_OFFLINE is set" if on_hub and models.is_offline() else None
 
 
 def rows(path: str, config: str | None, revision: str | None, split: str = "train", key: str = KEY) -> Iterator[str]:

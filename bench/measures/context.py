@@ -55,6 +55,7 @@ class CellContext:
         self.device_state = DeviceState(self.device)
         self.device_state.note("start")
         self._report, self._entered, self._reported = report, time.perf_counter(), 0.0
+        self._preparing_s = 0.0
 
     def enter(self, phase: str) -> None:
         """Begin a phase of `bench.records.record.PHASES`."""
@@ -74,10 +75,18 @@ class CellContext:
 
     def progress(self, done: int, total: int, note: str = "", curves: Mapping[str, Point] | None = None) -> None:
         """Tell the parent how far the cell is, perhaps in what state, and the newest points of its curves."""
+        self._tell(f"{done}/{total} {note}".strip(), dict(curves or {}))
+
+    def prepared(self, text: str, seconds: float) -> None:
+        """Tell the parent how far a task is with what it makes before the first step, for so many seconds more."""
+        self._preparing_s += seconds
+        self._tell(text, {})
+
+    def _tell(self, text: str, curves: dict[str, Point]) -> None:
         now = time.perf_counter()
         if now - self._reported > PROGRESS_INTERVAL_S:
             self._reported = now
-            self._report(Progress(f"{done}/{total} {note}".strip(), dict(curves or {})))
+            self._report(Progress(text, curves, preparing_s=self._preparing_s))
 
     def say(self, line: str) -> None:
         """Tell the user something about this cell, in one line."""

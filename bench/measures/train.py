@@ -200,7 +200,7 @@ def _at_other_lengths(context: CellContext, trainer: Trainer) -> dict[str, Any]:
     found = {}
     for length in trainer.settings.test_lengths or ():
         config = {**context.config, "seq_len": length}
-        task = tasks.open_task(config, context.cache_dir)
+        task = tasks.open_task(config, context.cache_dir, context.prepared)
         model = _model(config, task).to(trainer.device)
         model.load_state_dict(trainer.model.state_dict())
         examples = max(1, trainer.settings.test_examples * context.config["seq_len"] // length)
@@ -241,12 +241,13 @@ def _model(config: Mapping[str, Any], task: tasks.Task) -> nn.Module:
 
 def make_trainer(context: CellContext) -> Trainer:
     """The model of the cell on its device, its task, and how it is trained."""
-    config, task = context.config, tasks.open_task(context.config, context.cache_dir)
+    config, task = context.config, tasks.open_task(context.config, context.cache_dir, context.prepared)
     precision = torch.promote_types(context.dtype, torch.float32)
     model = _model(config, task).to(context.device, precision)
     settings = Training(**config["training"])
     world = join(context.keep.name if context.keep else config["label"], context.device)
     how: dict[str, Any] = {"seed": config["seed"], "batch_size": config["batch_size"], "dtype": context.dtype}
     if settings.pretrain_steps and world.size > 1:  # whose gradients would wait for those of the head
-        raise ConfigError(f"training.pretrain_steps={settings.pretrain_steps}: must be 0 in {world.size} processes")
+        allowed = f"0 in {world.size} processes (WORLD_SIZE); one alone may have any"
+        raise ConfigError(f"training.pretrain_steps={settings.pretrain_steps}: must be {allowed}")
     return Trainer(model, task, settings, **how, world=world)

@@ -56,7 +56,9 @@ class Settings:
         if not self.has_attention and mechanism != "identity":
             raise ConfigError(f"attention={mechanism}: must be identity with model.name={self.name}, which has none")
         if pretrain and not self.classifies:
-            raise ConfigError(f"training.pretrain_steps={pretrain}: must be 0 with model.name={self.name}")
+            classes = "a classifier names hidden tokens first (task=listops, text, retrieval, image or pathfinder)"
+            why = f"its answers are tokens anyway; {classes}"
+            raise ConfigError(f"training.pretrain_steps={pretrain}: must be 0 with model.name={self.name}, {why}")
         if width % 2 and not self.classifies:
             raise ConfigError(f"num_heads={heads}: num_heads * head_dim={width} must be even, sines and cosines")
 

@@ -68,7 +68,10 @@ class Config:
         10, "samples of a latency, rounds of a comparison, or random draws of an error", minimum=1, maximum=1_000_000
     )
     timeout: float = setting(
-        600.0, "time limit of a cell in seconds, not counting Triton's compilation", above=0, maximum=YEAR_S
+        600.0,
+        "time limit of a cell in seconds, not counting Triton's compilation and what a task draws and reads once",
+        above=0,
+        maximum=YEAR_S,
     )
     rerun: str = setting(
         "failed", "records to measure again: failed, also disturbed, or all", choices=("failed", "disturbed", "all")

@@ -122,6 +122,17 @@ class Settings:
             value, allowed = (str(flag).lower() for flag in (config["causal"], self.causal))
             raise ConfigError(f"causal={value}: must be {allowed}: {reader} reads task.name={self.name}")
 
+    def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
+        """Refuse, of a configuration that fits, data that are not kept and cannot be had; looks at no network.
+
+        Raises:
+            ConfigError: naming the key, its value and what is allowed.
+        """
+
+    def to_make(self, config: Mapping[str, Any], cache_dir: Path) -> str | None:
+        """What is still to be made before the first step, once for all cells, and how many minutes that takes."""
+        return None
+
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """The task of a configuration that fits; `cache_dir` is where it keeps what is costly to make."""
         raise NotImplementedError

@@ -140,22 +140,42 @@ def tokenizer(text: Text, name: str, vocabulary: int | None, cache_dir: Path) ->
     """The tokenizer of a name; with a vocabulary one of that size, trained on the text's training split."""
     if vocabulary is None:
         return tokenizing.named(name)
+    read = kept.Told("texts read to train the tokenizer").each(text.pieces("train"))
+    return tokenizing.trained(_place(text, vocabulary, cache_dir), read, vocabulary)
+
+
+def _place(text: Text, vocabulary: int, cache_dir: Path) -> Path:
+    """Of the tokenizer that was trained."""
     key = {**text.identity("train"), "bpe": vocabulary, "sample": tokenizing.SAMPLE}
-    return tokenizing.trained(kept.place(key, "json", cache_dir), text.pieces("train"), vocabulary)
+    return kept.place(key, "json", cache_dir)
+
+
+def has(text: Text, name: str, vocabulary: int | None, max_tokens: int | None, cache_dir: Path) -> bool:
+    """Whether the tokens of all splits are kept, by the tokenizer that `tokenizer` would give."""
+    try:
+        own = name if vocabulary is None else str(_place(text, vocabulary, cache_dir))
+        identity = tokenizing.identity(own)
+    except (OSError, ValueError):  # not there
+        return False
+    return all(kept.has(_key(text, split, identity, max_tokens), cache_dir) for split in SHARES)
 
 
 def tokens(text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, cache_dir: Path) -> Tokens:
     """The tokens of a split, mapped into memory and read-only; no more than `max_tokens` of them."""
-    key = {**text.identity(split), "tokenizer": tokenizer.identity, "max_tokens": max_tokens}
+    key = _key(text, split, tokenizer.identity, max_tokens)
     dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
     return kept.array(key, _encoded(text, split, tokenizer, max_tokens, dtype), dtype, cache_dir)
+
+
+def _key(text: Text, split: str, tokenizer: Any, max_tokens: int | None) -> dict[str, Any]:
+    return {**text.identity(split), "tokenizer": tokenizer, "max_tokens": max_tokens}
 
 
 def _encoded(
     text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, dtype: np.dtype[Any]
 ) -> Iterator[Tokens]:
     count = 0
-    for piece in text.pieces(split):
+    for piece in kept.Told(f"texts of {split} made into tokens").each(text.pieces(split)):
         ids = np.asarray(tokenizer.encode(piece), dtype)
         ids = ids if max_tokens is None else ids[: max_tokens - count]
         yield ids

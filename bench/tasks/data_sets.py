@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bench.common.errors import ConfigError
 from bench.inputs import models, texts
+from bench.tasks import kept
 from bench.tasks.base import Settings
 
 KEY = "task.data"
@@ -40,7 +41,7 @@ class Data:
         name: what it is called here.
         repository: where it is on the hub.
         columns: that it must have.
-        instead: the setting that works without it.
+        instead: the data that stand in for it, which need neither hub nor package.
     """
 
     data: str
@@ -60,11 +61,18 @@ class Data:
             return {"dataset": self.repository, "split": split}
         return {"files": stamps(Path(self.data)), "split": split}
 
+    def require(self, keys: Iterable[Mapping[str, Any]], cache_dir: Path) -> None:
+        """Refuse data that are neither kept under these keys nor to be had, as far as that is known without network."""
+        why = texts.unreadable(on_hub=self.data == self.name)
+        if why and not all(kept.has(key, cache_dir) for key in keys):
+            allowed = f"{self.instead} (a stand-in), or a folder of its files, which datasets reads"
+            raise ConfigError(f"{KEY}={self.data!r}: cannot be read, {why}; must be {allowed}")
+
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
         """The rows of a split; raises as `bench.inputs.texts.records`."""
         if self.data == self.name and not models.hub_answers():
             line = "the Hugging Face hub cannot be reached; a stand-in is"
-            raise ConnectionError(f"{KEY}={self.data!r}: {line} {self.instead}")
+            raise ConnectionError(f"{KEY}={self.data!r}: {line} {KEY}={self.instead}")
         yield from texts.records(self.source, None, None, split, KEY, self.columns)
 
 

@@ -54,10 +54,13 @@ class DocumentSettings(data_sets.DataSettings):
         shape = (seq_len,) if self.documents == 1 else (self.documents, seq_len)
         return kept.KeptExamples(self.source, VOCABULARY, self.causal, sizes, rows, shape, **answers)
 
+    def _key(self, split: str, seq_len: int) -> dict[str, Any]:
+        return {"seq_len": seq_len, "longest": LONGEST, "task": self.name, "part": split, **self.identity(split)}
+
     def _kept(self, split: str, seq_len: int, cache_dir: Path) -> kept.Array:
-        key = {"seq_len": seq_len, "longest": LONGEST, "task": self.name, "part": split, **self.identity(split)}
-        pieces = (row(documents, label, seq_len) for documents, label in self.read(split))
-        array = kept.array(key, pieces, np.dtype(np.uint16), cache_dir)
+        examples = kept.Told(f"examples of {split} read").each(self.read(split))
+        pieces = (row(documents, label, seq_len) for documents, label in examples)
+        array = kept.array(self._key(split, seq_len), pieces, np.dtype(np.uint16), cache_dir)
         return array.reshape(-1, self.documents * seq_len + 1)
 
     @property
@@ -109,9 +112,14 @@ class Text(DocumentSettings):
         """The repository or the folder."""
         return self._data.source
 
+    def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
+        """Refuse reviews that are neither kept nor to be had."""
+        if self.data != "testaments":
+            self._data.require([self._key(split, config["seq_len"]) for split in SPLITS], cache_dir)
+
     @property
     def _data(self) -> data_sets.Data:
-        return data_sets.Data(self.data, "imdb", "stanfordnlp/imdb", ("text", "label"), "task.data=testaments")
+        return data_sets.Data(self.data, "imdb", "stanfordnlp/imdb", ("text", "label"), "testaments")
 
     def identity(self, split: str) -> dict[str, Any]:
         """What pins a split down."""
@@ -147,6 +155,11 @@ class Retrieval(DocumentSettings):
         """Passages of source files."""
         return ("files of sympy (stand-in for AAN)", passages.Files(longest)) if self.data == "sympy" else None
 
+    def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
+        """Refuse a folder without the files."""
+        for split in SPLITS if self.data != "sympy" else ():
+            self._file(split)
+
     @property
     def source(self) -> str:
         """The folder."""
@@ -155,7 +168,7 @@ class Retrieval(DocumentSettings):
     def _file(self, split: str) -> Path:
         found = sorted(Path(self.data).glob(f"*.{FILES[split]}.tsv"))
         if len(found) != 1:
-            raise ValueError(f"task.data={self.data!r}: must be sympy, or a folder with one *.{FILES[split]}.tsv")
+            raise ConfigError(f"task.data={self.data!r}: must be sympy, or a folder with one *.{FILES[split]}.tsv")
         return found[0]
 
     def identity(self, split: str) -> dict[str, Any]:

@@ -21,6 +21,8 @@ LEVELS = 256
 LUMINANCE = (0.2989, 0.5870, 0.1140)
 """Of red, green and blue: TensorFlow's `rgb_to_grayscale`, which LRA uses."""
 DIGITS = "digits"
+PARTS = ("train", "test")
+"""Of CIFAR-10, as it is published."""
 HELD_OUT = {8: "validation", 9: "test"}
 """Of ten digits that follow one another."""
 
@@ -98,6 +100,15 @@ class Image(ImageSettings):
             raise ConfigError(f"task.side={self.side}: must be {SIDE}, or 16 with task.data={DIGITS}")
         super().require_fits(config)
 
+    def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
+        """Refuse images that are neither kept nor to be had."""
+        if self.data != DIGITS:
+            self._data.require([with_pixels(self._data.identity(split)) for split in PARTS], cache_dir)
+
+    @property
+    def _data(self) -> data_sets.Data:
+        return data_sets.Data(self.data, "cifar10", "uoft-cs/cifar10", ("img", "label"), DIGITS)
+
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """Read the images, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
         if self.data == DIGITS:
@@ -106,9 +117,9 @@ class Image(ImageSettings):
             return Digits(
                 source, LEVELS, self.causal, dict.fromkeys(SPLITS), _digits(), config["seed"], self.side, **answers
             )
-        data = data_sets.Data(self.data, "cifar10", "uoft-cs/cifar10", ("img", "label"), f"task.data={DIGITS}")
+        data = self._data
         try:
-            train, test = (rows(data.identity(s), _grey(data.rows(s)), cache_dir) for s in ("train", "test"))
+            train, test = (rows(data.identity(s), _grey(data.rows(s)), cache_dir) for s in PARTS)
         except ValueError as error:
             raise ConfigError(one_line(error)) from error
         first = len(train) * 9 // 10
@@ -157,11 +168,20 @@ def _digits() -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     return {name: (images[split == name], labels[split == name]) for name in SPLITS}
 
 
+def with_pixels(key: Mapping[str, Any]) -> dict[str, Any]:
+    """A key of images."""
+    return {"pixels": SIDE**2, **key}
+
+
 def rows(key: Mapping[str, Any], images: Iterable[Labelled], cache_dir: Path) -> kept.Array:
     """The images of a split as they are kept: pixels, then the class."""
-    pieces = (np.append(image.reshape(-1), np.uint8(label)) for image, label in images)
-    array = kept.array({"pixels": SIDE**2, **key}, pieces, np.dtype(np.uint8), cache_dir)
-    return array.reshape(-1, SIDE**2 + 1)
+    pieces = kept.Told("images read").each(row(image, label) for image, label in images)
+    return kept.array(with_pixels(key), pieces, np.dtype(np.uint8), cache_dir).reshape(-1, SIDE**2 + 1)
+
+
+def row(image: NDArray[np.uint8], label: int) -> NDArray[np.uint8]:
+    """An image as it is kept."""
+    return np.append(image.reshape(-1), np.uint8(label))
 
 
 def _grey(records: Iterable[Mapping[str, Any]]) -> Iterator[Labelled]:

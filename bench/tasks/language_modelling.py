@@ -67,6 +67,15 @@ class LanguageModelling(Settings):
         except ValueError as error:
             raise ConfigError(one_line(error)) from None
 
+    def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
+        """Refuse a text of the hub that is neither kept nor to be had, where no other may be read instead."""
+        text, why = corpus.named(self.text), texts.unreadable()
+        if why and isinstance(text, corpus.HubText) and self.fallback is None:
+            of_splits = (text, self.tokenizer, self.vocabulary, self.max_tokens, cache_dir)
+            if not corpus.has(*of_splits):
+                allowed = "kjv, pydoc, sympy or a file, or task.fallback=kjv or pydoc"
+                raise ConfigError(f"{corpus.KEY}={self.text!r}: cannot be read, {why}; must be {allowed}")
+
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Windows:
         """Read and tokenize the text, or find its tokens in `cache_dir`; raises as `bench.tasks.open_task`."""
         seq_len, text, source = config["seq_len"], corpus.named(self.text), None

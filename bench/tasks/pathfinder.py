@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from bench.tasks.base import SPLITS, Draws, Task
 
 SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 """Of the archive's images, in the order of a hash of their path."""
+PER_MINUTE = 5000
+"""Images with contours of 14 paddles that a core draws, about; every three paddles more double the time."""
+PART = 2000
+"""Images, of which an interruption costs fewer."""
 FORMAT = 1
 """Of what is drawn: raise it when the same settings come to give other images."""
 
@@ -51,27 +56,46 @@ class Pathfinder(images.ImageSettings):
         """Read or draw the images, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
         drawn = self.data == "drawn"
         try:
-            rows = {split: self._drawn(split, cache_dir) if drawn else self._read(split, cache_dir) for split in SPLITS}
+            rows = self._drawn(cache_dir) if drawn else {split: self._read(split, cache_dir) for split in SPLITS}
         except (OSError, ValueError) as error:
             raise ConfigError(one_line(error)) from error
         source = f"drawn (stand-in for the archive: contours of {self.contour_length})" if drawn else self.data
         return self.task(source, 512, rows)
 
-    def _drawn(self, split: str, cache_dir: Path) -> kept.Array:
+    def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
+        """Refuse a folder that is no archive's."""
+        if self.data != "drawn":
+            self._listed()
+
+    def _listed(self) -> list[Path]:
+        listed = sorted(Path(self.data).glob("metadata/*.npy"))
+        if not listed:
+            raise ConfigError(f"task.data={self.data!r}: must be drawn, or a folder with metadata/*.npy and imgs")
+        return listed
+
+    def to_make(self, config: Mapping[str, Any], cache_dir: Path) -> str | None:
+        """The images that are not drawn yet."""
+        count = sum(self._parts(split).missing(cache_dir) for split in SPLITS) if self.data == "drawn" else 0
+        minutes = round(count / PER_MINUTE * 2 ** ((self.contour_length - 14) / 3))
+        return f"{count:,} images of task.name={self.name} to draw, about {minutes} min" if minutes else None
+
+    def _drawn(self, cache_dir: Path) -> dict[str, kept.Array]:
+        parts = {split: self._parts(split) for split in SPLITS}
+        told = kept.Told("images drawn", sum(each.missing(cache_dir) for each in parts.values()))
+        return {split: each.array(cache_dir, told).reshape(-1, images.SIDE**2 + 1) for split, each in parts.items()}
+
+    def _parts(self, split: str) -> kept.Parts:
         count = self.examples if split == "train" else self.examples // 8
         settings = {"contour_length": self.contour_length, "marker_radius": self.marker_radius}
-        key = {"pathfinder": FORMAT, **settings, "split": split, "count": count}
-        return images.rows(key, (self._draw(split, index) for index in range(count)), cache_dir)
+        key = images.with_pixels({"pathfinder": FORMAT, **settings, "split": split, "count": count})
+        return kept.Parts(key, count, functools.partial(self._draw, split), np.dtype(np.uint8), PART)
 
-    def _draw(self, split: str, index: int) -> images.Labelled:
+    def _draw(self, split: str, index: int) -> NDArray[np.uint8]:
         drawing = snakes.draw(Draws(0, split, index), self.contour_length, self.marker_radius)
-        return drawing.image, drawing.label
+        return images.row(drawing.image, drawing.label)
 
     def _read(self, split: str, cache_dir: Path) -> kept.Array:
-        folder = Path(self.data)
-        listed = sorted(folder.glob("metadata/*.npy"))
-        if not listed:
-            raise ValueError(f"task.data={self.data!r}: must be drawn, or a folder with metadata/*.npy and imgs")
+        folder, listed = Path(self.data), self._listed()
         key = {"archive": [hashlib.sha256(path.read_bytes()).hexdigest() for path in listed], "split": split}
         return images.rows(key, _archived(folder, listed, SHARES[split]), cache_dir)
 

@@ -51,6 +51,13 @@ def named(name: str) -> Tokenizer:
         raise ValueError(f"{KEY}={name!r}: cannot be read: {one_line(error)}") from None
 
 
+def identity(name: str) -> Any:
+    """What pins a tokenizer of `named` down; raises OSError or ValueError where there is no such file."""
+    if name == BYTES.identity:
+        return name
+    return hashlib.sha256(Path(name).read_bytes()).hexdigest() if is_file(name) else models.identity(name, KEY)
+
+
 def is_file(name: str) -> bool:
     """Whether a tokenizer's name is a local file; raises `ValueError` for one that does not exist."""
     found = os.path.isfile(name)

@@ -69,10 +69,13 @@ def check(values: Mapping[str, Any]) -> dict[str, Any]:
     if settings.warmup > settings.steps:
         raise ConfigError(f"training.warmup={settings.warmup}: must be at most training.steps={settings.steps}")
     first = settings.pretrain_steps
-    least, most = settings.warmup, settings.steps - max(1, settings.warmup)
+    least = max(1, settings.warmup)
+    most = settings.steps - least
     if first and not least <= first <= most:
+        allowed = f"0, or {least} to {most}" if least <= most else "0"
+        why = f"training.steps={settings.steps} counts both phases, first hidden tokens, then classes"
         raise ConfigError(
-            f"training.pretrain_steps={first}: must be 0 or {least} to {most}, a warm-up before and after"
+            f"training.pretrain_steps={first}: must be {allowed}: {why}, a training.warmup={settings.warmup} in each"
         )
     return dataclasses.asdict(settings)
 

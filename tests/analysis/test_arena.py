@@ -1,9 +1,13 @@
 """Long Range Arena: blind tasks rank nobody, controls without attention are rows, and options are paired."""
 
+import dataclasses
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+import synthetic_records as synthetic
+import yaml
 from drawn import caption, curves, panels
 from scipy import stats
 from synthetic_arena import ACCURACIES, arena, cell, cells
@@ -11,12 +15,15 @@ from synthetic_quality import runs
 
 from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, errors
 from analysis.frame import tidy
-from analysis.plots import learning, lra
+from analysis.plots import learning, lra, scaling
 from analysis.published import published
 from analysis.registry import FIGURES, TABLES
 from analysis.selection import MissingRecords
 from analysis.tables.lra import TASKS
+from analysis.tables.people import readable
 from analysis.training import trained_cells
+
+CONF = Path(__file__).parents[2] / "conf" / "task"
 
 
 def word(accuracies):
@@ -77,9 +84,17 @@ def test_units_without_examples_at_the_end_change_no_accuracy():
 # --- beside the paper
 
 
+def of(source, records):
+    """Records whose data have a source."""
+    for one in records:
+        one.measurements["source"] = source
+    return records
+
+
 def test_every_row_of_table_1_stands_beside_ours_and_only_what_is_diagnostic_is_ranked():
-    blind = cells({"flash": 0.5, "skeinformer num_features=32": 0.52, "bag_of_tokens": 0.5}, task="listops")
-    table = TABLES["skeinformer_table1"](tidy([*cells(), *blind]))
+    blind = {"flash": 0.5, "skeinformer num_features=32": 0.52, "bag_of_tokens": 0.5}
+    records = of("stanfordnlp/imdb", cells(n=4096)) + of("generated", cells(blind, task="listops", n=2048))
+    table = TABLES["skeinformer_table1"](tidy(records))
     ours = table[table["seeds"].notna()].set_index(["task", "attention"])
     assert ours["task is"].groupby("task").unique().map(list).to_dict() == {"text": [DIAGNOSTIC], "listops": [BLIND]}
     assert ours.loc["listops", "rank"].isna().all()
@@ -91,6 +106,19 @@ def test_every_row_of_table_1_stands_beside_ours_and_only_what_is_diagnostic_is_
     missing = table[table["seeds"].isna()]
     assert len(missing) == 16 * len(TASKS) - 2 * 2
     assert missing.set_index(["task", "attention"]).loc[("image", "performer"), "Skeinformer (%)"] == 37.40
+
+
+@pytest.mark.parametrize(("source", "n"), [("testaments of kjv (stand-in for IMDB)", 4096), ("stanfordnlp/imdb", 256)])
+def test_other_data_and_other_lengths_share_no_row_with_the_papers_numbers(source, n):
+    table = TABLES["skeinformer_table1"](tidy(of(source, cells(n=n))))
+    is_ours, papers = table["seeds"].notna(), table[["Skeinformer (%)", "Skeinformer, minutes per 1,000 steps"]]
+    assert is_ours.sum() == len(ACCURACIES) and papers[is_ours].isna().all(axis=None)
+    assert papers[~is_ours].notna().all(axis=None) and len(papers[~is_ours]) == 16 * len(TASKS)
+    assert set(table["source"][is_ours]) == {source} and set(table["source"][~is_ours]) == {"Skeinformer's data"}
+    theirs = table[~is_ours].groupby("task")["n"].unique().map(list).to_dict()
+    written = {task: yaml.safe_load((CONF / f"{task}.yaml").read_text())["seq_len"] for task in TASKS}
+    assert theirs == {task: [length] for task, length in written.items()}
+    assert "compares with none of the paper's numbers" in readable("skeinformer_table1", table)
 
 
 def test_accuracies_and_times_are_those_of_the_records():
@@ -186,3 +214,37 @@ def test_figure_3_has_rates_by_batch_and_sizes():
     assert rates == [(0.001, 0.003), (0.001, 0.003)], "batches of 8 and 32, not the usual one"
     ((x, y, _),) = curves(size).values()
     assert list(x) == [8, 32, 128] and y == pytest.approx([70.8, 78, 82.8], abs=1)
+
+
+# --- captions of two tasks
+
+LISTOPS = {"task": "listops", "n": 128, "num_heads": 4, "batch_size": 64}
+
+
+@pytest.mark.parametrize("ending", ["error", "busy"])
+def test_a_caption_names_the_conditions_of_what_is_drawn_only(ending):
+    listops = cells(**LISTOPS, busy=0.9)
+    if ending == "error":
+        listops = [dataclasses.replace(one, status="error", measurements={}) for one in listops]
+    figures = {"busy": [lra.figure2], "error": [lra.figure2, learning.figure]}[ending]
+    for figure in (make(tidy([*cells(), *listops])) for make in figures):
+        assert all(title.startswith("text, n = 256") for title in panels(figure))
+        assert "2 heads x 32, batch size 16, not causal, text inputs." in caption(figure)
+        assert "iagnostic: all" not in caption(figure) and "listops, n = 128 (" not in caption(figure).split("Runs")[0]
+
+
+def test_panels_of_two_tasks_have_their_own_conditions_in_the_caption():
+    sizes = [
+        cell(f"skeinformer num_features={d}", seed, 0.5, given={"name": "skeinformer", "num_features": d}, **LISTOPS)
+        for d in (8, 32, 64, 128)
+        for seed in range(3)
+    ]
+    said = caption(lra.figure3(tidy([*arena(3), *sizes])))
+    assert "skeinformer, text, n = 256: float32, 2 heads x 32, batch size 8, 32, not causal, text inputs; " in said
+    assert "; listops, n = 128: float32, 4 heads x 32, batch size 64, not causal, listops inputs." in said
+    rng = np.random.default_rng(0)
+    steps = [synthetic.train_step("softmax", n, rng, task="reversal") for n in (256, 512)]
+    steps += [synthetic.compare_train_step(["softmax", "performer"], n, rng) for n in (256, 512)]
+    said = caption(scaling.steps_per_second(tidy(steps)))
+    assert re.search(r"each by itself: [^;]* not causal, reversal inputs; .*rounds: [^;]* causal, language_mod", said)
+    assert "inputs; " not in caption(lra.figure3(tidy(arena(3))))

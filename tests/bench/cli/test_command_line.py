@@ -61,6 +61,20 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     assert "2 cells in turn, of whose sizes there is no record" in again
 
 
+def test_a_dry_run_says_what_is_drawn_once_before_the_first_step(tmp_path):
+    given = [
+        "bench=train",
+        "model=classifier",
+        "task=pathfinder",
+        "attention=flash,skeinformer",
+        f"results_dir={tmp_path}",
+    ]
+    lines = preview(planned(*given)).splitlines()
+    said = "once, before the first step: 200,000 images of task.name=pathfinder to draw, about 40 min"
+    assert lines.count(said) == 1 and not list(tmp_path.iterdir())
+    assert "once" not in preview(planned(*given, "task.examples=1000"))
+
+
 @pytest.mark.commands
 def test_a_log_has_lines_only_and_the_last_one_draws_the_sweep(tmp_path):
     overrides = ["attention=flash,v_mean", f"results_dir={tmp_path}", "tracking=none", *TINY]

@@ -1,4 +1,4 @@
-"""Compiling: not in the timeout of a cell, and done before a sweep where somebody asks."""
+"""Compiling and preparing: not in the timeout of a cell; compiling before a sweep where somebody asks."""
 
 from types import SimpleNamespace
 
@@ -7,6 +7,8 @@ import pytest
 from bench import api, compile
 from bench.execution import runner
 from bench.execution.child import ProgressFile
+from bench.measures import context
+from bench.measures.context import CellContext
 from bench.measures.progress import Progress
 from bench.plan.load import Loader
 
@@ -22,11 +24,19 @@ class Child:
         return self.now >= 10
 
 
-@pytest.mark.parametrize(("compiling_s", "ends"), [(0.0, False), (4.0, False), (6.0, True)])
-def test_a_timeout_does_not_count_what_went_into_compiling(compiling_s, ends, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("uncounted", "ends"),
+    [
+        ({}, False),
+        ({"compiling_s": 4.0}, False),
+        ({"compiling_s": 6.0}, True),
+        ({"compiling_s": 2.0, "preparing_s": 4.0}, True),
+    ],
+)
+def test_a_timeout_does_not_count_what_went_into_compiling_and_preparing(uncounted, ends, tmp_path, monkeypatch):
     child, file = Child(), tmp_path / "progress"
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: child.now))
-    file.write_text(Progress(compiling_s=compiling_s).encode())
+    file.write_text(Progress(**uncounted).encode())
     assert runner.wait_for(child, 5.0, file, runner.Options()) == ends
 
 
@@ -40,6 +50,20 @@ def test_a_child_tells_how_long_it_compiled(tmp_path):
     assert Progress.decode(file.read_text()) == Progress("1/2", compiling_s=3.0)
     progress.note(Progress("2/2"))
     assert Progress.decode(file.read_text()) == Progress("2/2", compiling_s=3.0)
+
+
+def test_what_a_task_prepares_is_told_with_its_seconds_and_so_is_training_after_it(monkeypatch, tmp_path):
+    told = []
+    one = CellContext({"device": "cpu", "dtype": "float32"}, tmp_path, report=told.append)
+    monkeypatch.setattr(context, "PROGRESS_INTERVAL_S", -1.0)
+    one.prepared("1/2 images drawn", 3.0)
+    one.prepared("2/2 images drawn", 2.0)
+    one.progress(1, 9, "loss 2")
+    assert told == [
+        Progress("1/2 images drawn", preparing_s=3.0),
+        Progress("2/2 images drawn", preparing_s=5.0),
+        Progress("1/9 loss 2", preparing_s=5.0),
+    ]
 
 
 def test_what_a_sweep_will_run_is_compiled_once(driver):

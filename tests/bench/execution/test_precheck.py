@@ -7,11 +7,14 @@ import time
 
 import pytest
 from command import HERE
+from PIL import Image
 
 import attention_zoo
 from attention_zoo import registry
+from bench import tasks
 from bench.common.errors import ConfigError
 from bench.execution import precheck, processes
+from bench.inputs import models, texts
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check
 
@@ -111,3 +114,93 @@ def test_one_look_does_for_all_seeds(tmp_path, monkeypatch):
     cells = [a_cell("flash", seed=seed) for seed in range(20)]
     assert checked(tmp_path, *cells) == cells
     assert len(asked) == 1
+
+
+# --- what a task reads
+
+
+def a_training(task, seq_len, **changes):
+    kinds = {"language_modelling": "transformer"}
+    model = {"name": kinds.get(task, "classifier")}
+    given = {"task": {"name": task, **changes}, "model": model, "training": {}, "causal": task in kinds}
+    return a_cell("flash", "train", {}, seq_len=seq_len, num_heads=2, **given)
+
+
+OF_THE_HUB = [
+    ("text", 64, "task.data='imdb'", "testaments (a stand-in), or a folder of its files, which datasets reads"),
+    ("image", 1024, "task.data='cifar10'", "digits (a stand-in), or a folder of its files, which datasets reads"),
+    ("language_modelling", 64, "task.text='pg19'", "kjv, pydoc, sympy or a file, or task.fallback=kjv or pydoc"),
+]
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    monkeypatch.setattr(models, "hub_answers", lambda: pytest.fail("the network was asked"))
+
+
+@pytest.mark.parametrize(("task", "seq_len", "key", "allowed"), OF_THE_HUB)
+@pytest.mark.parametrize("why", ["datasets is missing (pip install -e '.[hub]')", "HF_HUB_OFFLINE is set"])
+def test_data_that_the_hub_cannot_give_are_refused_before_anything_starts(
+    task, seq_len, key, allowed, why, tmp_path, monkeypatch, no_network
+):
+    monkeypatch.setattr(texts, "find_spec", lambda name: None if "missing" in why else object())
+    monkeypatch.setattr(models, "is_offline", lambda: "OFFLINE" in why)
+    cell = a_training(task, seq_len, **({"text": "pg19"} if task == "language_modelling" else {}))
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{key}: cannot be read, {why}; must be {allowed}')}$"):
+        checked(tmp_path, cell)
+    assert list(tmp_path.iterdir()) == []
+    # Another machine may have it.
+    assert precheck.check_cells([cell], tmp_path, elsewhere=True) == [cell]
+    monkeypatch.setattr(texts, "unreadable", lambda on_hub=True: None)
+    assert checked(tmp_path, cell) == [cell]
+
+
+@pytest.mark.parametrize("task", ["text", "image", "language_modelling"])
+def test_data_that_were_read_before_are_not_refused(task, tmp_path, monkeypatch):
+    changes = {"text": "pg19", "tokenizer": "bpe", "vocabulary": 260} if task == "language_modelling" else {}
+    cell = a_training(task, 1024 if task == "image" else 64, **changes)
+    rows = {"text": "review", "img": Image.new("RGB", (32, 32)), "label": 0}
+    of_hub = [{**rows, "text": f"review {number}" * 9} for number in range(20)]
+    with monkeypatch.context() as reached:
+        reached.setattr(models, "hub_answers", lambda: True)
+        reached.setattr(texts, "records", lambda *_: iter(of_hub))
+        tasks.settings(cell.config["task"]).open(cell.config, tmp_path / "inputs")
+    monkeypatch.setattr(texts, "find_spec", lambda name: None)
+    monkeypatch.setattr(models, "hub_answers", lambda: pytest.fail("the network was asked"))
+    assert checked(tmp_path, cell) == [cell]
+    for path in sorted((tmp_path / "inputs").glob("*.npy"))[:1]:
+        path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read, datasets is missing"):
+        checked(tmp_path, cell)
+
+
+@pytest.mark.parametrize(
+    ("task", "line"),
+    [
+        ("retrieval", "must be sympy, or a folder with one *.train.tsv"),
+        ("pathfinder", "must be drawn, or a folder with metadata/*.npy and imgs"),
+        ("image", "cannot be read, datasets is missing (pip install -e '.[hub]'); must be digits (a stand-in), or a"),
+    ],
+)
+def test_a_folder_that_does_not_hold_the_data_is_refused_before_anything_starts(task, line, tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "find_spec", lambda name: None)
+    cell = a_training(task, 1024, data=str(tmp_path))
+    with pytest.raises(ConfigError, match="^" + re.escape(f"task.data={str(tmp_path)!r}: {line}")):
+        checked(tmp_path, cell)
+
+
+@pytest.mark.parametrize(
+    ("task", "seq_len", "changes"),
+    [
+        ("text", 64, {"data": "testaments"}),
+        ("retrieval", 64, {}),
+        ("image", 1024, {"data": "digits"}),
+        ("pathfinder", 1024, {}),
+        ("language_modelling", 64, {"text": "wikitext", "fallback": "kjv"}),
+        ("language_modelling", 64, {}),
+    ],
+)
+def test_stand_ins_need_neither_hub_nor_package(task, seq_len, changes, tmp_path, monkeypatch, no_network):
+    monkeypatch.setattr(texts, "find_spec", lambda name: None)
+    cell = a_training(task, seq_len, **changes)
+    assert checked(tmp_path, cell) == [cell]

@@ -12,9 +12,11 @@ from test_trained_inputs import check_inputs, reading
 import attention_zoo
 from bench.common.errors import ConfigError
 from bench.models import build
+from bench.tasks import TASKS
 from bench.training import saved
 
 CLASSES = 4
+CLASSED = [name for name, task in TASKS.items() if task.classes is not None]
 PADDED = [name for name in ENCODERS if attention_zoo.info(name).padding]
 
 
@@ -215,7 +217,8 @@ def test_only_examples_that_are_asked_for_are_answered_and_lengths_are_held_to()
             "encoder",
             {"training": {"pretrain_steps": 5}},
             None,
-            "training.pretrain_steps=5: must be 0 with model.name=enc",
+            "training.pretrain_steps=5: must be 0 with model.name=encoder, its answers are tokens anyway; a classifier "
+            f"names hidden tokens first (task={', '.join(CLASSED[:-1])} or {CLASSED[-1]})",
         ),
     ],
 )

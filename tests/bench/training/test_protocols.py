@@ -191,11 +191,16 @@ def test_first_it_names_hidden_tokens_and_then_classes():
         ({"patience": 0}, "training.patience=0: must be a number of at least 1"),
         (
             {"pretrain_steps": 950},
-            "training.pretrain_steps=950: must be 0 or 100 to 900, a warm-up before and after",
+            "training.pretrain_steps=950: must be 0, or 100 to 900: training.steps=1000 counts both phases, first "
+            "hidden tokens, then classes, a training.warmup=100 in each",
         ),
         (
             {"pretrain_steps": 10, "steps": 10, "warmup": 0},
-            "training.pretrain_steps=10: must be 0 or 0 to 9, a warm-up",
+            "training.pretrain_steps=10: must be 0, or 1 to 9: training.steps=10 counts both phases",
+        ),
+        (
+            {"pretrain_steps": 5, "steps": 10, "warmup": 6},
+            "training.pretrain_steps=5: must be 0: training.steps=10 counts both phases",
         ),
     ],
 )
