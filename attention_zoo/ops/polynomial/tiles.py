@@ -1,4 +1,4 @@
-"""Which tiles the kernels of polynomial attention work on: chosen by what compiles without spills, not yet by time."""
+"""The tiles of the kernels of polynomial attention: chosen so that no registers spill, not yet by measured time."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ def _row(kernel: str, m: int, n: int, warps: int, stages: int, h: int = 128, **w
 
 
 ROWS = (
-    # Of keys and of queries, which read the largest norm of each tile of keys.
+    # One entry for `prepare_keys` and `prepare_queries`: the second reads the largest norm of each tile of the first.
     Row("prepare_inputs", Configuration({"BLOCK_M": 64}, 4, 1)),
     Row("prepare_gradients", Configuration({"BLOCK_M": 32}, 4, 1)),
     Row("pull_norm", Configuration({"BLOCK_M": 64}, 4, 1), at_most={"head_dim": 64}),
     Row("pull_norm", Configuration({"BLOCK_M": 32}, 4, 1)),
-    # Warpgroups, and tiles that are loaded by hardware.
+    # GPUs with warpgroups (wgmma), and tiles that the hardware loads (TMA).
     _row("forward", 128, 64, 4, 3, h=64, arch=(90, 999), bits=16),
     _row("backward_keys", 32, 64, 4, 3, h=64, arch=(90, 90), bits=16),
     _row("backward_keys", 64, 128, 8, 2, h=64, arch=(90, 999), bits=16),
@@ -25,7 +25,7 @@ ROWS = (
     _row("forward", 128, 64, 8, 3, arch=(90, 999), bits=16),
     _row("backward_keys", 32, 128, 8, 2, arch=(90, 999), bits=16),
     _row("backward_queries", 128, 64, 8, 2, arch=(90, 999), bits=16),
-    # Warps, and tiles that are loaded number by number.
+    # GPUs with warps only (mma), and tiles that are loaded by pointers.
     _row("forward", 128, 64, 8, 3, h=64, bits=16),
     _row("backward_keys", 32, 128, 8, 3, h=64, bits=16),
     _row("backward_queries", 128, 64, 8, 2, h=64, bits=16),

@@ -1,4 +1,4 @@
-"""The tiles of the kernels of this folder, and what they take."""
+"""The tiles of the kernels of this folder, and which inputs they take."""
 
 from torch import Tensor
 
@@ -22,10 +22,10 @@ ROWS = (
     Row("sketch_gradient", Configuration({"BLOCK_T": 32}, 8, 1)),
 )
 
-# Columns of inputs and sketches that a tile can have.
+# The columns of inputs and sketches that a tile can have.
 COLUMNS = (16, 32, 64, 128)
 
 
 def why_unsupported(x: Tensor, sketch_size: int) -> str | None:
-    """Why the kernels do not take such rows; None if they do."""
+    """Why the kernels do not take rows like x, or this sketch_size; None if they do."""
     return why_not_among("width", x.shape[-1], COLUMNS) or why_not_among("sketch_size", sketch_size, COLUMNS)

@@ -1,4 +1,4 @@
-"""The configurations of the networks' kernels, and what they are made for."""
+"""The configurations of the networks' kernels, and which inputs they take."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ def why_unsupported(x: Tensor, sketch_size: int) -> str | None:
     return launching.why_not_among("sketch_size", sketch_size, SKETCH_SIZES) or launching.why_unsupported(x, WIDTHS)
 
 
-# Small tiles leave registers for several blocks on a multiprocessor, which wait for their products in turn.
+# Small tiles leave registers for several blocks on a multiprocessor: while one waits for a dot product, another runs.
 ROWS = (
     Row(
         "networks", Configuration({"BLOCK_M": 64, "BLOCK_HIDDEN": 32}, 4, 2), HOPPER, 16, {"width": 64, "recompute": 0}
