@@ -85,7 +85,7 @@ def _causal_mask(length: int, device: torch.device) -> flex.BlockMask:
 
 
 def _lists(is_listed: Tensor) -> tuple[Tensor, Tensor]:
-    """Per row of blocks: the number of listed ones, `(1, 1, rows)`; all blocks, listed first, `(1, 1, rows, blocks)`."""
+    """Per row of blocks, the number of listed ones, `(1, 1, rows)`; all, listed first, `(1, 1, rows, blocks)`."""
     indices = is_listed.int().argsort(dim=-1, descending=True, stable=True)
     return is_listed.sum(-1, dtype=torch.int32)[None, None], indices.int()[None, None]
 
