@@ -53,7 +53,7 @@ class Configuration(NamedTuple):
         return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
-class Row(NamedTuple):
+class Entry(NamedTuple):
     """An entry of a tuning table: a kernel's configuration, for which architectures, bits of an element, largest sizes.
 
     The first entry of a table that fits is used, so special ones come first. Until they are measured on a GPU, they are
@@ -151,16 +151,16 @@ def precision(x: Tensor) -> str:
     return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
-def configuration(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
+def configuration(table: tuple[Entry, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
     """The configuration for this kernel, tensors like x, and sizes `dims`: the first entry of the table that fits."""
     return fitting(table, kernel, architecture(x.device), x.element_size() * 8, dims)
 
 
-def fitting(table: tuple[Row, ...], kernel: str, arch: int, bits: int, dims: Mapping[str, int]) -> Configuration:
+def fitting(table: tuple[Entry, ...], kernel: str, arch: int, bits: int, dims: Mapping[str, int]) -> Configuration:
     """The first entry that fits; `tools.kernels` replaces this function to see and change what is used."""
-    for row in table:
-        if row.kernel == kernel and row.fits(arch, bits, dims):
-            return row.configuration
+    for entry in table:
+        if entry.kernel == kernel and entry.fits(arch, bits, dims):
+            return entry.configuration
     raise LookupError(f"{kernel}: no configuration for sm_{arch}, {bits} bits, {dict(dims)}")
 
 

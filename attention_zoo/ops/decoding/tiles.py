@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row
+from attention_zoo.ops.launching import Configuration, Entry
 
 # A part costs one more row, its normaliser. Wide sums are long enough to have smaller parts, for more programs.
 WIDE = 256
@@ -13,15 +13,15 @@ ROWS_OF_WIDE, ROWS_OF_NARROW, FEWEST_ROWS = 16, 32, 8
 # The most that a program keeps in registers: features that it computes, and elements of a sketch's matrix.
 MOST_FEATURES, LARGEST_MATRIX = 1024, 2**13
 
-ROWS: tuple[Row, ...] = (
-    Row("featured_step", Configuration({"BLOCK": 64}, 4, 1), at_most={"width": 64}),
-    Row("featured_step", Configuration({"BLOCK": 128}, 4, 1)),
-    Row("sketched_step", Configuration({"BLOCK": 128}, 4, 1)),
-    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 4, 1), at_most={"width": 256}),
-    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 8, 1), at_most={"width": 512}),
-    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 8}, 8, 1)),
-    Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 4, 1), at_most={"head_dim": 64}),
-    Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 8, 1)),
+ROWS: tuple[Entry, ...] = (
+    Entry("featured_step", Configuration({"BLOCK": 64}, 4, 1), at_most={"width": 64}),
+    Entry("featured_step", Configuration({"BLOCK": 128}, 4, 1)),
+    Entry("sketched_step", Configuration({"BLOCK": 128}, 4, 1)),
+    Entry("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 4, 1), at_most={"width": 256}),
+    Entry("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 8, 1), at_most={"width": 512}),
+    Entry("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 8}, 8, 1)),
+    Entry("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 4, 1), at_most={"head_dim": 64}),
+    Entry("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 8, 1)),
 )
 
 

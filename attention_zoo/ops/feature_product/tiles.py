@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.feature_product.chunks import PART, WIDEST
-from attention_zoo.ops.launching import Configuration, Row, why_not_among
+from attention_zoo.ops.launching import Configuration, Entry, why_not_among
 
 # The columns that features, values and exact queries may have.
 COLUMNS = (16, 32, 64, 128)
@@ -25,62 +25,64 @@ SQUARES = ("square_state", "square_part", "square_segment")
 # For newer GPUs ptxas prefers many blocks to many registers, and spills a few, unless told the number of registers.
 ROWS = (
     # Without asynchronous dot products (wgmma) every operand is in registers.
-    *(Row(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 4, 2), OLDER, 16) for kernel in SQUARES),
-    Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16, {"h": 64}),
-    Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 8, 2), OLDER, 16),
-    Row("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16, "BLOCK_M": 32, "BLOCK_INNER": 64}, 8, 1), OLDER, 16),
-    Row("square_gradient", Configuration({"BLOCK_T": 64}, 4, 2), OLDER, 16),
-    Row("intra_chunk_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16),
-    Row("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 64}, 8, 1), OLDER, 16),
-    Row("chunk", Configuration({"BLOCK_T": 64}, 4, 2), bits=16, at_most={"r": 32}),
-    Row("chunk", Configuration({"BLOCK_T": 64}, 8, 2), bits=16),
-    Row("chunk", Configuration({"BLOCK_T": 32}, 8, 1)),
-    Row("prefix", Configuration({"BLOCK_C": 32, "BLOCK": 64}, 4, 1)),
-    Row("square_state", Configuration({"BLOCK_I": 8, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"h": 64, "r": 32}),
+    *(Entry(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 4, 2), OLDER, 16) for kernel in SQUARES),
+    Entry("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16, {"h": 64}),
+    Entry("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 8, 2), OLDER, 16),
+    Entry("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16, "BLOCK_M": 32, "BLOCK_INNER": 64}, 8, 1), OLDER, 16),
+    Entry("square_gradient", Configuration({"BLOCK_T": 64}, 4, 2), OLDER, 16),
+    Entry("intra_chunk_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16),
+    Entry("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 64}, 8, 1), OLDER, 16),
+    Entry("chunk", Configuration({"BLOCK_T": 64}, 4, 2), bits=16, at_most={"r": 32}),
+    Entry("chunk", Configuration({"BLOCK_T": 64}, 8, 2), bits=16),
+    Entry("chunk", Configuration({"BLOCK_T": 32}, 8, 1)),
+    Entry("prefix", Configuration({"BLOCK_C": 32, "BLOCK": 64}, 4, 1)),
+    Entry("square_state", Configuration({"BLOCK_I": 8, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"h": 64, "r": 32}),
     # Tiles with many rows need fewer instructions per row; tiles with many products load values less often.
     *(
-        Row(kernel, Configuration({"BLOCK_I": 16, "BLOCK_T": 128}, 8, 2), HOPPER, 16, {"h": 64})
+        Entry(kernel, Configuration({"BLOCK_I": 16, "BLOCK_T": 128}, 8, 2), HOPPER, 16, {"h": 64})
         for kernel in ("square_state", "square_part")
     ),
     *(
-        Row(kernel, Configuration({"BLOCK_I": 8, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"h": 64})
+        Entry(kernel, Configuration({"BLOCK_I": 8, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"h": 64})
         for kernel in ("square_state", "square_part")
     ),
-    *(Row(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 2, 255), NEWER, 16) for kernel in SQUARES),
-    *(Row(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 3), bits=16) for kernel in SQUARES),
-    *(Row(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 8, 1)) for kernel in SQUARES),
-    Row("state", Configuration({"BLOCK_M": 64, "BLOCK_T": 64}, 4, 2, 255), NEWER, 16),
-    Row("state", Configuration({"BLOCK_M": 64, "BLOCK_T": 64}, 4, 3), bits=16),
-    Row("state", Configuration({"BLOCK_M": 32, "BLOCK_T": 32}, 4, 1)),
-    Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), HOPPER, 16, {"h": 64, "r": 32}),
-    Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 4, 3), ANY, 16, {"h": 64, "r": 64, "whole": 0}),
-    Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
-    Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16}, 8, 1)),
+    *(Entry(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 2, 255), NEWER, 16) for kernel in SQUARES),
+    *(Entry(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 3), bits=16) for kernel in SQUARES),
+    *(Entry(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 8, 1)) for kernel in SQUARES),
+    Entry("state", Configuration({"BLOCK_M": 64, "BLOCK_T": 64}, 4, 2, 255), NEWER, 16),
+    Entry("state", Configuration({"BLOCK_M": 64, "BLOCK_T": 64}, 4, 3), bits=16),
+    Entry("state", Configuration({"BLOCK_M": 32, "BLOCK_T": 32}, 4, 1)),
+    Entry("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), HOPPER, 16, {"h": 64, "r": 32}),
+    Entry(
+        "square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 4, 3), ANY, 16, {"h": 64, "r": 64, "whole": 0}
+    ),
+    Entry("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
+    Entry("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16}, 8, 1)),
     # With eight warps ptxas waits for every dot product (Triton 3.6).
-    Row(
+    Entry(
         "output",
         Configuration({"BLOCK_T": 64, "BLOCK_N": 64, "BLOCK_M": 64, "BLOCK_INNER": 256}, 4, 2),
         *(HOPPER, 16, {"h": 64}),
     ),
-    Row("output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64, "BLOCK_M": 64, "BLOCK_INNER": 256}, 8, 2), bits=16),
-    Row("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16, "BLOCK_M": 32, "BLOCK_INNER": 32}, 8, 1)),
-    Row("divide", Configuration({"BLOCK_T": 64}, 4, 1)),
-    Row("square_gradient", Configuration({"BLOCK_T": 128}, 4, 3), bits=16, at_most={"h": 64, "r": 64}),
-    Row("square_gradient", Configuration({"BLOCK_T": 64}, 8, 2), NEWER, 16),
-    Row("square_gradient", Configuration({"BLOCK_T": 128}, 8, 2), bits=16),
-    Row("square_gradient", Configuration({"BLOCK_T": 64}, 8, 1)),
-    Row("gradient", Configuration({"BLOCK_T": 128, "BLOCK_M": 64}, 4, 2), bits=16),
-    Row("gradient", Configuration({"BLOCK_T": 64, "BLOCK_M": 32}, 8, 1)),
+    Entry("output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64, "BLOCK_M": 64, "BLOCK_INNER": 256}, 8, 2), bits=16),
+    Entry("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16, "BLOCK_M": 32, "BLOCK_INNER": 32}, 8, 1)),
+    Entry("divide", Configuration({"BLOCK_T": 64}, 4, 1)),
+    Entry("square_gradient", Configuration({"BLOCK_T": 128}, 4, 3), bits=16, at_most={"h": 64, "r": 64}),
+    Entry("square_gradient", Configuration({"BLOCK_T": 64}, 8, 2), NEWER, 16),
+    Entry("square_gradient", Configuration({"BLOCK_T": 128}, 8, 2), bits=16),
+    Entry("square_gradient", Configuration({"BLOCK_T": 64}, 8, 1)),
+    Entry("gradient", Configuration({"BLOCK_T": 128, "BLOCK_M": 64}, 4, 2), bits=16),
+    Entry("gradient", Configuration({"BLOCK_T": 64, "BLOCK_M": 32}, 8, 1)),
     # Several small blocks on a multiprocessor: while one waits for a dot product, another one runs.
-    Row("intra_chunk_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, SMALL),
-    Row("intra_chunk_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 3), ANY, 16, SMALL),
-    Row("intra_chunk_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
-    Row("intra_chunk_query", Configuration({"BLOCK_T": 32, "BLOCK_N": 32}, 8, 1)),
-    Row("intra_chunk_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, SMALL),
-    Row("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2, 255), NEWER, 16),
-    Row("intra_chunk_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2), ANY, 16, SMALL),
-    Row("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
-    Row("intra_chunk_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
+    Entry("intra_chunk_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, SMALL),
+    Entry("intra_chunk_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 3), ANY, 16, SMALL),
+    Entry("intra_chunk_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
+    Entry("intra_chunk_query", Configuration({"BLOCK_T": 32, "BLOCK_N": 32}, 8, 1)),
+    Entry("intra_chunk_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, SMALL),
+    Entry("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2, 255), NEWER, 16),
+    Entry("intra_chunk_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2), ANY, 16, SMALL),
+    Entry("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
+    Entry("intra_chunk_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
 )
 
 
