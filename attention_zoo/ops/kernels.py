@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def first_of_rows(x, head, heads, rows):
-    """Pointers `(rows, 1)` to the first element of some rows of a head of x, `Rows` `(batch, heads, n, width)`.
+    """Pointers `(rows, 1)` to the first element of some rows of a head of x, `Strided` `(batch, heads, n, width)`.
 
     `head` counts through the whole batch; offsets have 64 bits.
     """

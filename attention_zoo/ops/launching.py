@@ -73,7 +73,7 @@ class Entry(NamedTuple):
         return first <= arch <= last and self.bits in (None, bits) and fitting
 
 
-class Rows(NamedTuple):
+class Strided(NamedTuple):
     """A tensor `(batch, heads, rows, width)` and its strides, for kernels that load by pointers instead of descriptors.
 
     The last dimension is contiguous, the other strides are arbitrary.
@@ -86,7 +86,7 @@ class Rows(NamedTuple):
     rows: int
 
     @classmethod
-    def of(cls, x: Tensor) -> Rows:
+    def of(cls, x: Tensor) -> Strided:
         """Take x, or a copy of it if its last dimension is not contiguous."""
         x = by_rows(x)
         return cls(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])

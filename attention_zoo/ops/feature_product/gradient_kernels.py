@@ -16,7 +16,7 @@ from attention_zoo.ops.kernels import first_of_rows
 
 @triton.jit(do_not_specialize=SIZES)
 def divide_kernel(
-    d_out,  # Rows (batch, heads, n, h)
+    d_out,  # Strided (batch, heads, n, h)
     out,  # (batch * heads, n, h)
     totals,  # (batch * heads, n)
     grad,  # (batch * heads, n, h)
@@ -51,7 +51,7 @@ def _from_norms(own, norms, row_weights, at, head, rows, seq_len, end, R: tl.con
 
 @triton.jit(do_not_specialize=SIZES)
 def square_gradient_kernel(
-    x,  # Rows (batch, heads, n, r)
+    x,  # Strided (batch, heads, n, r)
     y,  # descriptor (batch, heads, n, h)
     row_weights,  # (batch * heads, n), or None
     states,  # descriptor (batch * heads * chunks * r * h, r)

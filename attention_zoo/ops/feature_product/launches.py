@@ -22,7 +22,7 @@ from attention_zoo.ops.feature_product.chunks import (
     steps_of_a_part,
 )
 from attention_zoo.ops.feature_product.tiles import chosen
-from attention_zoo.ops.launching import Configuration, Rows, descriptor, precision
+from attention_zoo.ops.launching import Configuration, Strided, descriptor, precision
 
 
 def transposed(x: Tensor, chunks: Chunks, h: int, *, scan: bool = True) -> Tensor:
@@ -59,7 +59,7 @@ def _by_chunks(
     x_t = x.new_empty(batch * heads, r, chunks.count * rows)
     tiles = chosen("chunk", x, r=r)
     launching.launcher(state_kernels.chunk_kernel, x, batch * heads * chunks.count)(
-        *(Rows.of(x), weights, x_t, norms, heads, chunks.size, chunks.count, rows, r, shift, precision(x)),
+        *(Strided.of(x), weights, x_t, norms, heads, chunks.size, chunks.count, rows, r, shift, precision(x)),
         **tiles.options,
     )
     return x_t
@@ -209,7 +209,7 @@ def square_output(
     totals = None if bias is None else x.new_empty(batch * heads, seq_len, dtype=torch.float32)
     inner, log_degree = (intra_chunk.query.shape[-1], intra_chunk.log_degree) if intra_chunk else (r, 0)
     launching.launcher(output_kernels.square_output_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
-        *(Rows.of(x), None if sums is None else descriptor(sums.view(-1, h), (128, h)), norms),
+        *(Strided.of(x), None if sums is None else descriptor(sums.view(-1, h), (128, h)), norms),
         *(intra_chunk.descriptors(block_t, block_n, inner) if intra_chunk else (None, None, None)),
         *(result, totals, bias or 0.0, heads, *chunks.arguments),
         *(r, h, inner, log_degree, out is not None, chunks.overlap(block_n), precision(x)),
@@ -256,7 +256,7 @@ def divide(d_out: Tensor, out: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
     tiles = chosen("divide", out, h=h)
     grad, d_total = torch.empty_like(out), torch.empty_like(totals)
     launching.launcher(gradient_kernels.divide_kernel, out, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        Rows.of(d_out), out, totals, grad, d_total, heads, h, **tiles.options
+        Strided.of(d_out), out, totals, grad, d_total, heads, h, **tiles.options
     )
     return grad, d_total
 
@@ -278,7 +278,7 @@ def square_gradient(
     block_t = tiles.tiles["BLOCK_T"]
     result = x.new_empty(x.shape) if out is None else out
     launching.launcher(gradient_kernels.square_gradient_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
-        *(Rows.of(x), descriptor(y, (1, 1, block_t, h)), weights),
+        *(Strided.of(x), descriptor(y, (1, 1, block_t, h)), weights),
         *(descriptor(sums.view(-1, r), (128, r)), norms, result),
         *(heads, *chunks.arguments, r, h, out is not None, precision(x)),
         **tiles.options,

@@ -139,7 +139,7 @@ def _finish(
 
 @triton.jit(do_not_specialize=SIZES)
 def square_output_kernel(
-    x,  # Rows (batch, heads, n, r)
+    x,  # Strided (batch, heads, n, r)
     states,  # descriptor (batch * heads * chunks * width, h); None where there is one chunk
     norms,  # (batch * heads, chunks, r, r), float32
     queries,  # descriptor (batch, heads, n, inner)

@@ -41,7 +41,7 @@ def _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN: tl.constexpr, R
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_kernel(
-    x,  # Rows (batch, heads, n, r)
+    x,  # Strided (batch, heads, n, r)
     weights,  # (batch * heads, n), weights of the rows in `norms`; None is 1
     transposed,  # x^T, (batch * heads, r, chunks * chunk_rows), each chunk padded with zeros
     norms,  # (batch * heads, chunks, r, r), float32, or None

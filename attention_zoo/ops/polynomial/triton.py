@@ -8,7 +8,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Rows
+from attention_zoo.ops.launching import Strided
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
 from attention_zoo.ops.polynomial import kernels
 from attention_zoo.ops.polynomial.tiles import ROWS
@@ -130,7 +130,7 @@ def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tup
     normed, sizes = _empty_like(key), torch.empty(key.shape[:3], dtype=torch.float32, device=key.device)
     largest = torch.empty(_grid(key, m), dtype=torch.float32, device=key.device)
     launching.launcher(kernels.prepare_keys, key, *_grid(key, m))(
-        *(Rows.of(key), norm, padding, Rows.of(normed), sizes, largest, heads, keys),
+        *(Strided.of(key), norm, padding, Strided.of(normed), sizes, largest, heads, keys),
         HEAD_DIM=head_dim,
         **chosen.options,
     )
@@ -146,7 +146,7 @@ def _prepare_queries(
     in_units, unit = _empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     share = settings.scale / 2 ** (LARGEST_EXPONENT[query.dtype] // settings.degree)
     launching.launcher(kernels.prepare_queries, query, *_grid(query, m))(
-        *(Rows.of(query), norm, sizes, largest, Rows.of(in_units), unit, *query.shape[1:3], sizes.shape[2]),
+        *(Strided.of(query), norm, sizes, largest, Strided.of(in_units), unit, *query.shape[1:3], sizes.shape[2]),
         *(settings.scale, share, max(_root(settings), torch.finfo(torch.float32).tiny)),
         CAUSAL=settings.causal,
         HEAD_DIM=query.shape[3],
@@ -204,7 +204,7 @@ def _pull_norm(norm: Norm, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
     sums = torch.empty(2, sum(programs), x.shape[3], dtype=torch.float32, device=x.device)
     for (x, d_x), own in zip(pairs, sums.split(programs, 1), strict=True):
         launching.launcher(kernels.pull_norm, x, own.shape[1])(
-            *(Rows.of(x), norm, Rows.of(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
+            *(Strided.of(x), norm, Strided.of(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
         )
     d_weight, d_bias = (
         x.new_empty(0) if parameter is None else of_programs.sum(0).to(parameter.dtype)
@@ -230,11 +230,11 @@ def _prepare_gradients(
     return in_units, d_summed, d_total
 
 
-def tiles(x: Tensor, size: int) -> TensorDescriptor | Rows:
+def tiles(x: Tensor, size: int) -> TensorDescriptor | Strided:
     """A tensor `(batch, heads, rows, h)` as the kernels take it, in tiles of `size` rows."""
     if loads_tiles(x):
         return launching.descriptor(x, (1, 1, size, x.shape[3]))
-    return Rows.of(launching.by_tiles(x))
+    return Strided.of(launching.by_tiles(x))
 
 
 def loads_tiles(x: Tensor) -> bool:

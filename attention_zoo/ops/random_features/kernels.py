@@ -32,7 +32,7 @@ def _products(x, high, low, f, WIDTH: tl.constexpr, M: tl.constexpr, PRECISION: 
 
 @triton.jit
 def features_kernel(
-    x,  # Rows (batch, heads, n, width)
+    x,  # Strided (batch, heads, n, width)
     high,  # (m, width), the projection in the dtype of x
     low,  # (m, width), the rounding error of `high`; None is zero
     out,  # (batch * heads, n, columns)
@@ -65,7 +65,7 @@ def features_kernel(
 @triton.jit
 def features_gradient_kernel(
     x, high, low,
-    d_features,  # Rows (batch, heads, n, columns)
+    d_features,  # Strided (batch, heads, n, columns)
     d_log_scale,  # (batch * heads, n); None is zeros
     d_x,  # (batch * heads, n, width)
     factor, heads,
@@ -122,7 +122,7 @@ def _inputs(x, y, weight, bias, eps, heads, WIDTH: tl.constexpr, BLOCK_T: tl.con
 
 @triton.jit
 def sketch_kernel(
-    x,  # Rows (batch, heads, n, width)
+    x,  # Strided (batch, heads, n, width)
     y,  # the same; None is x
     weight,  # (width,), of the layer norm; None is without a norm
     bias,
@@ -145,7 +145,7 @@ def sketch_kernel(
 @triton.jit
 def sketch_gradient_kernel(
     x, y, weight, bias, matrices,
-    grad,  # Rows (batch, heads, n, r)
+    grad,  # Strided (batch, heads, n, r)
     d_x,  # (batch * heads, n, width)
     d_y,  # the same, or None
     d_weight,  # (programs, width), or None

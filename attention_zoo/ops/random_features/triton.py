@@ -6,7 +6,7 @@ Their matrices are random, and get no gradient.
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.launching import Rows, by_rows, configuration, launcher, precision
+from attention_zoo.ops.launching import Strided, by_rows, configuration, launcher, precision
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
 from attention_zoo.ops.random_features.kernels import (
     features_gradient_kernel,
@@ -54,7 +54,8 @@ def launch_features(
     tiles = configuration(ROWS, "features", x, width=width)
     out, log_scale = _empty_features(x, high, low, factor, eps, columns)
     launcher(features_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        *(Rows.of(x), high, low, out, log_scale, factor, eps, heads, width, m, columns, precision(x)), **tiles.options
+        *(Strided.of(x), high, low, out, log_scale, factor, eps, heads, width, m, columns, precision(x)),
+        **tiles.options,
     )
     return out, log_scale
 
@@ -83,7 +84,7 @@ def launch_features_backward(
     d_log_scale = None if d_log_scale is None else d_log_scale.contiguous()
     d_x = x.new_empty(x.shape)
     launcher(features_gradient_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        *(Rows.of(x), high, low, Rows.of(d_features), d_log_scale, d_x, factor, heads, width, m, precision(x)),
+        *(Strided.of(x), high, low, Strided.of(d_features), d_log_scale, d_x, factor, heads, width, m, precision(x)),
         **tiles.options,
     )
     return d_x
@@ -126,7 +127,7 @@ def launch_sketch(
     tiles = configuration(ROWS, "sketch", x, width=width, r=r)
     out = x.new_empty(batch, heads, seq_len, r)
     launcher(sketch_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        *(Rows.of(x), None if y is None else Rows.of(y), weight, bias, matrices, out, factor, eps, heads),
+        *(Strided.of(x), None if y is None else Strided.of(y), weight, bias, matrices, out, factor, eps, heads),
         *(_stride_of_groups(matrices), width, r, precision(x)),
         **tiles.options,
     )
@@ -150,7 +151,7 @@ def launch_sketch_backward(
     d_x, d_y, *d_norm = like(x, y, weight, bias)
     shares = None if weight is None else x.new_empty(2, programs, width, dtype=torch.float32)
     launcher(sketch_gradient_kernel, x, programs)(
-        *(Rows.of(x), None if y is None else Rows.of(y), weight, bias, matrices, Rows.of(grad), d_x),
+        *(Strided.of(x), None if y is None else Strided.of(y), weight, bias, matrices, Strided.of(grad), d_x),
         *(None if y is None else d_y, *((None, None) if shares is None else shares), factor, eps, heads),
         *(_stride_of_groups(matrices), width, r, precision(x)),
         **tiles.options,
