@@ -14,7 +14,7 @@ from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.feature_product.blocks import LEAST, Features
 from attention_zoo.ops.feature_product.choice import fused_flops, normalised_product, why_unsupported
 from attention_zoo.ops.feature_product.reference import (
-    Local,
+    LocalInputs,
     default_block_size,
     normalised_feature_product,
     product_flops,
@@ -63,7 +63,7 @@ class FeatureMapAttention(Attention):
         """How the fast path computes the features of queries like these, and of keys."""
         return Features(lambda x, _: self._scaled_features(x))
 
-    def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Local | None:
+    def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> LocalInputs | None:
         """The inputs of the exact weights inside diagonal blocks, if there are any."""
         return None
 
@@ -100,7 +100,7 @@ class FeatureMapAttention(Attention):
         value: Tensor,
         features: Features,
         padding: Tensor | None,
-        local: Local | None,
+        local: LocalInputs | None,
     ) -> tuple[Tensor, str]:
         """The result of the fast path with these features, and its name."""
         return normalised_product(

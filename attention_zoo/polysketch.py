@@ -19,7 +19,7 @@ from attention_zoo.ops.decoding.states import BlockState, FeatureSums, KeyValueC
 from attention_zoo.ops.draws import gaussian_matrix, sampled_hadamard
 from attention_zoo.ops.feature_product.blocks import AS_THEY_ARE, Features
 from attention_zoo.ops.feature_product.choice import is_quadratic
-from attention_zoo.ops.feature_product.reference import Local
+from attention_zoo.ops.feature_product.reference import LocalInputs
 from attention_zoo.ops.masking import zero_padding
 from attention_zoo.ops.random_features.tiles import why_unsupported as why_no_sketch
 from attention_zoo.ops.sketch_networks import cpu
@@ -312,11 +312,11 @@ class Polysketch(FeatureMapAttention):
         parameters = [x for module in (self.layernorm, self.sketch) for x in module.state_dict(keep_vars=True).values()]
         return Features(lambda x, tensors: (self._features_with(x, tensors), None), parameters)
 
-    def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Local | None:
+    def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> LocalInputs | None:
         if not self.local:
             return None
         exact_query, exact_key = self._local_inputs(query, key)
-        return Local(exact_query, zero_padding(exact_key, padding), self.degree)
+        return LocalInputs(exact_query, zero_padding(exact_key, padding), self.degree)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums | BlockState:
         sums = super()._new_state(batch_size, device, dtype)

@@ -29,7 +29,7 @@ from attention_zoo.ops.feature_product.blocks import (
     weight_factors,
 )
 from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
-from attention_zoo.ops.feature_product.reference import Local, Scales, next_scales, scaled, visible
+from attention_zoo.ops.feature_product.reference import LocalInputs, Scales, next_scales, scaled, visible
 from attention_zoo.ops.masking import denominator, power_
 from attention_zoo.ops.operators import has_autocast
 
@@ -55,7 +55,7 @@ def normalised_block_product(
     causal: bool,
     block_size: int | None,
     degree: int = 1,
-    local: Local | None = None,
+    local: LocalInputs | None = None,
 ) -> tuple[Tensor, str]:
     """`sum_j w_ij value_j / (bias + sum_j w_ij)`, `w_ij = <features(query_i), features(key_j)>^degree` of visible keys.
 

@@ -16,8 +16,8 @@ from attention_zoo.ops.feature_product.feature_maps import add_product, at_least
 from attention_zoo.ops.masking import denominator, power_
 
 
-class Local(NamedTuple):
-    """Exact weights `<query_i, key_j>^degree` that replace the implicit ones inside diagonal blocks.
+class LocalInputs(NamedTuple):
+    """What the exact weights `<query_i, key_j>^degree` inside diagonal blocks are computed from.
 
     `query` and `key` are `(batch, heads, seq_len, head_dim)`.
     """
@@ -52,7 +52,7 @@ def feature_product(
     causal: bool,
     block_size: int | None = None,
     degree: int = 1,
-    local: Local | None = None,
+    local: LocalInputs | None = None,
     log_scale: Tensor | None = None,
 ) -> Tensor:
     """`out_i = sum_j <left_i, right_j>^degree value_j` over all j, or over j <= i if `causal`.

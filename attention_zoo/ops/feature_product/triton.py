@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attention_zoo.ops.feature_product import launches
 from attention_zoo.ops.feature_product.chunks import Chunks, IntraChunk, Scales, packed_products, running_maximum
-from attention_zoo.ops.feature_product.reference import Local
+from attention_zoo.ops.feature_product.reference import LocalInputs
 from attention_zoo.ops.feature_product.tiles import default_block_size, padded
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
 
@@ -30,7 +30,7 @@ def normalised_product(
     causal: bool,
     block_size: int | None = None,
     degree: int = 1,
-    local: Local | None = None,
+    local: LocalInputs | None = None,
     log_scale: Tensor | None = None,
 ) -> tuple[Tensor, str]:
     """`sum_j w_ij value_j / (bias + sum_j w_ij)`, as `normalised_feature_product`.
