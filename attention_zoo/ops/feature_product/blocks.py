@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_zoo.ops.feature_product.feature_maps import Plain, Squares, add_product, at_least_float32
 from attention_zoo.ops.feature_product.reference import (
-    Scales,
+    BlockScales,
     default_block_size,
     next_scales,
     scaled,
@@ -233,7 +233,7 @@ class Sums:
         add_product(self.total, self.maps.expand(x, doubled=doubled), beside)
         self.maps.add_norm(self.norm, x, None if weights is None else weights.to(x.dtype))
 
-    def advance(self, x: Tensor, beside: Tensor, scales: Scales | None) -> None:
+    def advance(self, x: Tensor, beside: Tensor, scales: BlockScales | None) -> None:
         """Decay the sums, and add a block of keys."""
         if scales is not None:
             self.decay(scales.decay)

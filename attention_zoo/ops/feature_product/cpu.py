@@ -29,7 +29,7 @@ from attention_zoo.ops.feature_product.blocks import (
     weight_factors,
 )
 from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
-from attention_zoo.ops.feature_product.reference import LocalInputs, Scales, next_scales, scaled, visible
+from attention_zoo.ops.feature_product.reference import BlockScales, LocalInputs, next_scales, scaled, visible
 from attention_zoo.ops.masking import denominator, power_
 from attention_zoo.ops.operators import has_autocast
 
@@ -199,7 +199,7 @@ class _Product:
         assert sums is not None
         return sums, largest
 
-    def _add_causal(self, left: Block, right: Block, scales: Scales | None, sums: Sums | None) -> Sums:
+    def _add_causal(self, left: Block, right: Block, scales: BlockScales | None, sums: Sums | None) -> Sums:
         """Let a block of queries see its own keys and the sums, then add its keys to the sums."""
         rows, values = right.rows, self.inputs.value[:, right.rows]
         summed, total = self._weigh(left, right, scales and scales.intra_block)
@@ -228,7 +228,7 @@ class _Product:
 class _BlockResiduals(NamedTuple):
     """What a causal block's queries compute and its keys need later."""
 
-    scales: Scales | None
+    scales: BlockScales | None
     to_keys: Tensor  # gradient of the keys' features from the weights inside the block
 
 

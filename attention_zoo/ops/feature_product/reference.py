@@ -30,7 +30,7 @@ class LocalInputs(NamedTuple):
 CPU_CACHE_BYTES = 2**21
 Three = tuple[Tensor, Tensor, Tensor]
 # The rows of each block in order, with its scales.
-Blocks = list[tuple[slice, "Scales | None"]]
+Blocks = list[tuple[slice, "BlockScales | None"]]
 
 
 def default_block_size(device: torch.device, *, causal: bool, degree: int = 1) -> int:
@@ -279,7 +279,7 @@ def slices(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
-class Scales(NamedTuple):
+class BlockScales(NamedTuple):
     """The scales of a block's rows, relative to the sums before (`query`) and after it (`key`, `decay`).
 
     Only degree 1 has scales, so that a fast path can scale the values, which have fewer columns than the features.
@@ -292,7 +292,7 @@ class Scales(NamedTuple):
     intra_block: Tensor | None  # (heads, rows, rows), of each key for each query
 
 
-def next_scales(log_scale: Tensor | None, before: Scales | None) -> Scales | None:
+def next_scales(log_scale: Tensor | None, before: BlockScales | None) -> BlockScales | None:
     """The scales of the next block of keys, from their log scales `(heads, rows)`; None without log scales."""
     if log_scale is None:
         return None
@@ -302,7 +302,7 @@ def next_scales(log_scale: Tensor | None, before: Scales | None) -> Scales | Non
     # Exponents of later keys may be positive, and would overflow before the causal mask hides them.
     intra_block = (log_scale[:, None] - running[..., None]).clamp_(max=0).exp_()
     query, key = (largest - running).exp()[..., None], (log_scale - after).exp()[..., None]
-    return Scales(query, key, (largest - after).exp()[..., None], after, intra_block)
+    return BlockScales(query, key, (largest - after).exp()[..., None], after, intra_block)
 
 
 def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -316,7 +316,7 @@ def visible(weights: Tensor, intra_block: Tensor | None, causal: bool) -> Tensor
     return weights.tril_(weights.shape[-1] - weights.shape[-2]) if causal else weights
 
 
-def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[tuple[slice, Scales | None]]:
+def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[tuple[slice, BlockScales | None]]:
     scales = None
     for rows in slices(length, size):
         scales = next_scales(None if log_scale is None else log_scale[:, rows], scales)
@@ -329,7 +329,7 @@ def _new_state(features: Tensor, value: Tensor, degree: int) -> Tensor:
     )
 
 
-def _advance(state: Tensor, right: Tensor, value: Tensor, scales: Scales | None, degree: int) -> None:
+def _advance(state: Tensor, right: Tensor, value: Tensor, scales: BlockScales | None, degree: int) -> None:
     if scales is not None:
         state *= scales.decay
     add_product(state, scaled(expand(right, degree), scales and scales.key).mT, value)
