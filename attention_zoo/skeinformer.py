@@ -15,7 +15,7 @@ from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 
 
-class Sketch(NamedTuple):
+class MatrixSketch(NamedTuple):
     """The parts of the attention matrix that algorithm 1 computes: d columns and d rows, or all n if there are fewer.
 
     If fewer than d positions are not padding, the surplus indices point to padding and have weight zero.
@@ -155,7 +155,7 @@ class Skeinformer(SampledAttention):
 
     def sketch(
         self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, noise: Tensor | None = None
-    ) -> Sketch:
+    ) -> MatrixSketch:
         """Algorithm 1 without the products with V; uniform sampling does not need `value`."""
         batch, heads, n, _ = query.shape
         noise = self._batch_noise(query) if noise is None else noise
@@ -169,7 +169,7 @@ class Skeinformer(SampledAttention):
         columns = sample_without_replacement(importance, noise[:, 1:], self.num_features, visible[:, :, 0])
         unselected = visible.scatter(3, columns[:, :, None], False)
         weights, fill = self._normalise(query, key, columns, visible, unselected)
-        return Sketch(columns, weights, unselected, fill, pilot if self.pilot_reuse else None)
+        return MatrixSketch(columns, weights, unselected, fill, pilot if self.pilot_reuse else None)
 
     def _pilot(self, query: Tensor, key: Tensor, noise: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         """J, `(batch, d)`, uniform over positions that are not padding, and `B_J = softmax(Q_J K^T / sqrt(h))`."""
