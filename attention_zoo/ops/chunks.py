@@ -61,7 +61,7 @@ def weighted_values_by_rows(
     return _WeightedValues.apply(weights, causal, query, key, value, padding, *parameters)
 
 
-class _Rows(NamedTuple):
+class _RowChunk(NamedTuple):
     """Some rows, the keys up to the last that they see, and which of the last of these are visible."""
 
     rows: slice
@@ -69,7 +69,7 @@ class _Rows(NamedTuple):
     visible: Tensor | None
 
 
-def _row_chunks(query: Tensor, key: Tensor, causal: bool, padding: Tensor | None) -> Iterator[_Rows]:
+def _row_chunks(query: Tensor, key: Tensor, causal: bool, padding: Tensor | None) -> Iterator[_RowChunk]:
     keys, entries = key.shape[2], CPU_ENTRIES if query.device.type == "cpu" else GPU_ENTRIES
     size = max(1, entries // (query.shape[:2].numel() * keys))
     if causal:  # short chunks: few weights of later keys are computed
@@ -81,7 +81,7 @@ def _row_chunks(query: Tensor, key: Tensor, causal: bool, padding: Tensor | None
         if causal:
             here = torch.ones(width - start, width - start, dtype=torch.bool, device=query.device).tril()
             visible = here if visible is None else visible & F.pad(here, (start, 0), value=True)
-        yield _Rows(rows, slice(width), visible)
+        yield _RowChunk(rows, slice(width), visible)
 
 
 class _WeightedValues(torch.autograd.Function):
