@@ -187,14 +187,11 @@ class _FeatureProduct(torch.autograd.Function):
             for rows in slices(left.shape[1], block_size):
                 out[:, rows] = expand(left[:, rows], degree) @ state.to(left.dtype)
             return out
+        query, key, power = (left, right, degree) if local_query is None else (local_query, local_key, local_degree)
         for rows, scales in _blocks(left.shape[1], block_size, log_scale):
             if rows.start:
-                out[:, rows] = scaled(expand(left[:, rows], degree), scales and scales.query) @ state.to(left.dtype)
-            if local_query is None or local_key is None:
-                weights = power_(left[:, rows] @ right[:, rows].mT, degree)
-            else:
-                weights = power_(local_query[:, rows] @ local_key[:, rows].mT, local_degree)
-            out[:, rows] += visible(weights, scales and scales.intra_block, True) @ value[:, rows]
+                out[:, rows] = _inter_chunk(left[:, rows], state, scales, degree)
+            out[:, rows] += _intra_chunk(query[:, rows], key[:, rows], value[:, rows], scales, power)
             if rows.stop < left.shape[1]:
                 _advance(state, right[:, rows], value[:, rows], scales, degree)
         return out
@@ -215,6 +212,14 @@ class _FeatureProduct(torch.autograd.Function):
         d_left, d_right = (torch.zeros_like(left), torch.zeros_like(right)) if is_local else (d_query, d_key)
         _add_inter_chunk_gradients((left, right, value), grad, blocks, degree, (d_left, d_right, d_value), d_scale)
         return None, d_left, d_right, d_value, *((d_query, d_key) if is_local else (None, None)), d_scale
+
+
+def _inter_chunk(left: Tensor, state: Tensor, scales: "BlockScales | None", degree: int) -> Tensor:
+    return scaled(expand(left, degree), scales and scales.query) @ state.to(left.dtype)
+
+
+def _intra_chunk(query: Tensor, key: Tensor, value: Tensor, scales: "BlockScales | None", degree: int) -> Tensor:
+    return visible(power_(query @ key.mT, degree), scales and scales.intra_block, True) @ value
 
 
 def _full_gradients(left: Tensor, right: Tensor, value: Tensor, grad: Tensor, block_size: int, degree: int) -> Three:
