@@ -97,7 +97,7 @@ class Attention(ImplementationChoice):
         return why_unsupported(query)
 
     def _fuses_here(self, seq_len: int) -> bool:
-        """Whether `forward` of such a sequence, unpadded, on the module's device and in its dtype, would run fused."""
+        """Whether `forward` would run fused for this length without padding, on the module's device, in its dtype."""
         if self.impl != "auto" or self.is_kernel:
             return self.impl != "reference"
         probe = self._placed.new_empty(()).expand(1, self.num_heads, seq_len, self.head_dim)
@@ -267,7 +267,7 @@ class Attention(ImplementationChoice):
     ) -> Tensor:
         """Some rows of the output of some items of a batch, from the attention matrix, without dropout.
 
-        Tests compare other devices, dtypes and implementations with them: `forward` of the whole batch has these rows
+        Other devices, dtypes and implementations are compared with them: `forward` of the whole batch has these rows
         at `[items][:, :, positions]`. Memory is bounded; the rows are differentiable. A mechanism without a matrix
         computes them by its reference.
 

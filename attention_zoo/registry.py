@@ -29,7 +29,7 @@ def list_attentions() -> list[str]:
 
 
 def attention_class(name: str) -> type[Attention]:
-    """The class behind `name`; raises `ValueError` that suggests near names."""
+    """The class registered as `name`; an unknown name raises a `ValueError` that suggests similar names."""
     if name not in _REGISTRY:
         near = difflib.get_close_matches(str(name), _REGISTRY, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(list_attentions())}"

@@ -1,4 +1,4 @@
-"""Functions of keys or queries, computed for some of them at a time: what is between is never in memory for all."""
+"""Functions of keys or queries, computed for some at a time: intermediate results are never in memory for all."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from attention_zoo.ops.operators import autocast
 
-# The bias of a key that is not seen: below any score, and finite, so that a row of such keys is not NaN.
+# The bias of a hidden key: below any score, and finite, so that a row of hidden keys only is not NaN.
 HIDDEN = -1e30
 # Weights in memory together, few enough for the caches of a CPU.
 ENTRIES = 2**20

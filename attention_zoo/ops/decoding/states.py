@@ -18,7 +18,7 @@ ROWS = 128
 class State:
     """What decoding remembers of a batch of sequences; methods update it in place, `copy.deepcopy` forks it.
 
-    `length` counts the tokens absorbed, padding among them; `dtype` is that of the tokens.
+    `length` counts the tokens so far, padding included; `dtype` is the dtype of the tokens.
     """
 
     def __init__(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> None:

@@ -161,7 +161,7 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _padded(**sizes: int) -> dict[str, int]:
-    """The sizes, and the next powers of two: a vector in a kernel has such a size."""
+    """The sizes, and the next powers of two, because the length of a vector in a kernel must be one."""
     return sizes | {f"PADDED_{name}": triton.next_power_of_2(size) for name, size in sizes.items()}
 
 

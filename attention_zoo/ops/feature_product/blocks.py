@@ -16,7 +16,7 @@ from attention_zoo.ops.feature_product.reference import (
     slices,
 )
 
-# The log scale of padding: finite, and below that of any key.
+# The log scale of padding: finite, and below the log scale of any key.
 LEAST = -1e30
 # The most weights of a head that are all computed: to load more from memory takes longer than sums over blocks.
 LARGEST_QUADRATIC = 2**20
@@ -241,7 +241,7 @@ class Sums:
         self.add(x, scaled(beside, scale), doubled=True, weights=scale)
 
     def decay(self, factor: Tensor) -> None:
-        """Multiply what was added so far."""
+        """Multiply the sums so far by `factor`."""
         self.total.mul_(factor)
         self.norm.mul_(factor)
 
@@ -269,7 +269,7 @@ class Own(NamedTuple):
 def slabs(settings: Settings, left: Block, right: Block) -> Iterator[tuple[Block, Own, Block | None]]:
     """Some queries at a time, what they see of their own block of keys, and the keys before that block.
 
-    So most causal weights of later keys, half of all, are not computed.
+    Causal slabs leave out most weights of later keys, which are half of all weights.
     """
     causal, keys, of_all = (
         settings.causal,

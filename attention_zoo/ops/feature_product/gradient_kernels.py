@@ -23,7 +23,7 @@ def divide_kernel(
     d_total,  # (batch * heads, n)
     heads, H: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """The gradient divided by the denominator, and that of the denominator; both 0 where `reciprocal` is 0."""
+    """The gradient divided by the denominator, and the denominator's gradient; both are 0 where `reciprocal` is 0."""
     tiles = tl.cdiv(d_out.rows, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d, visible = tl.arange(0, H)[None, :], (rows < d_out.rows)[:, None]

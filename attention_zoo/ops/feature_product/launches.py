@@ -251,7 +251,7 @@ def output(
 
 
 def divide(d_out: Tensor, out: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of the output over its denominator, like `out`, and that of the denominator, `(.., n)`."""
+    """The output's gradient divided by the denominator, like `out`, and the denominator's gradient, `(.., n)`."""
     batch, heads, seq_len, h = out.shape
     tiles = chosen("divide", out, h=h)
     grad, d_total = torch.empty_like(out), torch.empty_like(totals)
@@ -271,7 +271,7 @@ def square_gradient(
     weights: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`2 (x (x) y) S + 2 w x Z`, like x; added to `out` where that is given."""
+    """`2 (x (x) y) S + 2 w x Z`, like x; added to `out` if that is given."""
     batch, heads, seq_len, r = x.shape
     h = y.shape[-1]
     tiles = chosen("square_gradient", x, h=h, r=r)
@@ -296,7 +296,7 @@ def gradient(
     row_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`(y S^T + w z)` times the row's scale, `(batch, heads, n, m)`; added to `out` where that is given."""
+    """`(y S^T + w z)` times the row's scale, `(batch, heads, n, m)`; added to `out` if that is given."""
     batch, heads, seq_len, h = y.shape
     m = sums.shape[-2]
     tiles = chosen("gradient", y, h=h, m=m)

@@ -128,7 +128,7 @@ def _weighted(x: Tensor, weights: Tensor | None) -> Tensor:
 
 
 class Residuals(NamedTuple):
-    """What the forward pass saves for the backward pass, in float32; it is small beside the inputs.
+    """What the forward pass saves for the backward pass, in float32; it is small compared with the inputs.
 
     `totals` are the denominators, `(batch * heads, n)`. For squared features `norms` are the sums of `x_i x_j` that
     rows read, and `parts` the sums of parts of a sequence of keys; they are empty where there are none.
