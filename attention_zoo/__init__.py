@@ -11,7 +11,7 @@ from attention_zoo.info import AttentionInfo, Executed, UnsupportedError
 from attention_zoo.registry import attention_class, create, hyperparameters, info, list_attentions, register
 
 __version__ = "0+checkout"
-with contextlib.suppress(PackageNotFoundError):  # a checkout that is not installed
+with contextlib.suppress(PackageNotFoundError):  # not installed, only checked out
     __version__ = version("attention-zoo")
 
 __all__ = [

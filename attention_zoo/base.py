@@ -15,16 +15,16 @@ from attention_zoo.ops.fused_softmax import why_unsupported
 from attention_zoo.ops.masking import visible_rows
 
 ALL = slice(None)
-Rows = Tensor | slice  # of an attention matrix, by position
-MAX_ENTRIES = 2**24  # of an attention matrix that `output_rows` holds at once
+Rows = Tensor | slice  # positions of rows of an attention matrix
+MAX_ENTRIES = 2**24  # entries of an attention matrix that `output_rows` has in memory at once
 
 
 class Attention(ImplementationChoice):
     """Base class: `forward(query, key, value, key_padding_mask)` on `(batch, heads, seq_len, head_dim)` tensors.
 
     A subclass sets `info`, takes its hyperparameters as keyword-only arguments with defaults, passes the rest on as
-    `**common`, and implements `_attend`, `_rows` (or `_matrix`) and `_flops`; for a fast path `_fused` and
-    `_why_not_fused`; to decode `_read`, and `_new_state` and `_append` where its state is not a cache. Between two
+    `**common`, and implements `_attend`, `_rows` (or `_matrix`) and `_flops`. A fast path needs `_fused` and
+    `_why_not_fused`; decoding needs `_read`, and `_new_state` and `_append` if its state is not a cache. Between two
     calls of `resample` an instance is a deterministic function of its inputs, except for dropout in training.
 
     Args:
@@ -33,7 +33,7 @@ class Attention(ImplementationChoice):
         causal: position i sees keys j <= i only.
         max_seq_len: the longest sequence it will be given; needed where parameters depend on it.
         seed: the only source of randomness, except for dropout, which follows torch's own (`AttentionDropout`).
-        impl: as of `create`; `executed` says which one the last forward, prefill or step ran.
+        impl: as in `create`; `executed` says which one the last forward, prefill or step ran.
 
     Raises:
         UnsupportedError: the mechanism cannot do what was asked (causal, implementation).
@@ -65,7 +65,7 @@ class Attention(ImplementationChoice):
             raise UnsupportedError(f"causal=false: {self.info.name} sees the past only")
 
     def extra_repr(self) -> str:
-        """What it was made with, for `print(model)`."""
+        """The arguments it was created with, for `print(model)`."""
         common = {key: getattr(self, key) for key in ("head_dim", "num_heads", "causal", "seed", "impl")}
         return ", ".join(f"{key}={value!r}" for key, value in {**common, **(self.settings or {})}.items())
 
@@ -97,26 +97,26 @@ class Attention(ImplementationChoice):
         return why_unsupported(query)
 
     def _fuses_here(self, seq_len: int) -> bool:
-        """Whether `forward` of such a sequence, unpadded, on the module's device and in its dtype, would run fused."""
+        """Whether `forward` would run fused for this length without padding, on the module's device, in its dtype."""
         if self.impl != "auto" or self.is_kernel:
             return self.impl != "reference"
         probe = self._placed.new_empty(()).expand(1, self.num_heads, seq_len, self.head_dim)
         return self._chooses_fused(self._why_not_fused, probe, probe, probe, None)
 
-    # Tensors that are made in inference mode cannot be updated outside of it: states are made outside.
+    # Tensors made in inference mode cannot be updated outside of it, so states are made outside.
     @torch.inference_mode(False)
     def init_state(
         self, batch_size: int, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
     ) -> State:
         """The state of decoding before the first token, for queries, keys and values of this device and dtype.
 
-        A state is of use only to the instance that made it, until its weights change or `resample` is called.
+        Only the instance that made a state can use it, until its weights change or `resample` is called.
 
         Raises:
             UnsupportedError: the mechanism has no recurrent form, or the instance is not causal.
         """
         self._check_decodes()
-        # PyTorch's word for a device is not always that of its tensors: `cuda` is `cuda:0`.
+        # A tensor's device may differ from the name given: `cuda` becomes `cuda:0`.
         placed = torch.empty(0, device=device, dtype=dtype)
         return self._new_state(check_int("batch_size", batch_size), placed.device, dtype)
 
@@ -135,10 +135,10 @@ class Attention(ImplementationChoice):
         Args:
             query: `(batch, heads, tokens, head_dim)`; so are `key` and `value`.
             key_padding_mask: bool `(batch, tokens)`, True at padding.
-            state: of the tokens before, if there are any: updated in place and returned. The output has no gradient.
+            state: of the tokens before, if any. It is updated in place and returned; the output then has no gradient.
 
         Raises:
-            ValueError: shapes, dtypes or devices do not fit, also not those of the state, or the sequence is too long.
+            ValueError: shapes, dtypes or devices do not fit each other or the state, or the sequence is too long.
             UnsupportedError: as `init_state`.
         """
         self._check_decodes()
@@ -170,7 +170,7 @@ class Attention(ImplementationChoice):
         self._check_step(query, key, value, state)
         if key_padding_mask is not None:
             self._check_shapes(query, key, value, key_padding_mask)
-        # Leaving inference mode where it was not entered takes as long as a product.
+        # To leave inference mode without being in it takes as long as a matrix product.
         leave = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
         with leave, torch.no_grad():
             return self._decode_step(state, query, key, value, key_padding_mask), state
@@ -181,7 +181,7 @@ class Attention(ImplementationChoice):
         return self._run(self._read, self._fused_read, self._why_no_fused_read, state, query)
 
     def _continue(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        """Append several tokens to the state, and compute their outputs: here one token after the other."""
+        """Append several tokens to the state, and compute their outputs; by default one token after the other."""
         outputs = []
         for i in range(query.shape[2]):
             token = slice(i, i + 1)
@@ -190,7 +190,7 @@ class Attention(ImplementationChoice):
         return torch.cat(outputs, 2)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> State:
-        """An empty state; by default, and with `_append`, a cache of keys and values."""
+        """An empty state; by default a cache of keys and values, which `_append` fills."""
         sizes = batch_size, self.num_heads, self.head_dim, self.head_dim
         return KeyValueCache(*sizes, device, dtype, max_len=self.max_seq_len)
 
@@ -224,15 +224,15 @@ class Attention(ImplementationChoice):
         Args:
             query: as in `forward`, but of any dtype and device; so are `key` and `key_padding_mask`.
             value: needed only where M depends on it (Skeinformer samples columns by the norms of their values).
-            rows: positions of queries, 1-d int64; None is all of them. Where a row depends on its own query alone, m
-                rows take the time and memory of an m x keys matrix.
+            rows: positions of queries, 1-d int64; None is all of them. If a row depends only on its own query, m rows
+                take the time and memory of an m x keys matrix.
 
         Returns:
             `(batch, heads, queries, keys)`, or `(batch, heads, len(rows), keys)`: the same as `[:, :, rows]` of it.
 
         Raises:
             UnsupportedError: the mechanism has no such matrix.
-            ValueError: shapes do not fit, or `rows` are no positions of queries.
+            ValueError: shapes do not fit, or `rows` are not positions of queries.
         """
         self._check_shapes(query, key, key if value is None else value, key_padding_mask)
         rows_or_all = ALL if rows is None else check_indices("rows", rows, query.shape[2], query.device)
@@ -245,13 +245,13 @@ class Attention(ImplementationChoice):
         return self._rows(query[:, :, rows], key, visible, positions)
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """The rows of M of these queries, where row i depends on no query but the i-th.
+        """The rows of M for these queries; for mechanisms whose row i depends on no query but the i-th.
 
         Args:
             query: `(batch, heads, rows, head_dim)`, the queries of the rows only.
             key: `(batch, heads, keys, head_dim)`.
-            visible: bool, broadcastable to the result: the keys that are neither padding nor, if causal, the future.
-            positions: `(rows,)`, where the queries stand in their sequence.
+            visible: bool, broadcastable to the result: keys that are neither padding nor, if causal, in the future.
+            positions: `(rows,)`, the positions of the queries in their sequence.
         """
         raise UnsupportedError(f"{self.info.name} has no attention matrix")
 
@@ -267,14 +267,14 @@ class Attention(ImplementationChoice):
     ) -> Tensor:
         """Some rows of the output of some items of a batch, from the attention matrix, without dropout.
 
-        What another device, dtype or implementation is compared with: `forward` of the whole batch has these rows at
-        `[items][:, :, positions]`. Memory is bounded; the rows are differentiable. Where there is no matrix they come
-        from the reference.
+        Other devices, dtypes and implementations are compared with them: `forward` of the whole batch has these rows
+        at `[items][:, :, positions]`. Memory is bounded; the rows are differentiable. A mechanism without a matrix
+        computes them by its reference.
 
         Args:
-            query: of the items only, `(len(items), heads, seq_len, head_dim)`; so are `key` and `value`.
+            query: of these items only, `(len(items), heads, seq_len, head_dim)`; so are `key` and `value`.
             positions: of the queries, 1-d int64.
-            items: which ones of the batch these are, 1-d int64; None is all of it.
+            items: the indices of the items in the batch, 1-d int64; None is the whole batch.
             batch_size: of the whole batch; needed with `items`.
 
         Returns:
@@ -298,7 +298,7 @@ class Attention(ImplementationChoice):
         return torch.cat(rows)
 
     def _output_rows(self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch: int) -> Tensor:
-        """The `rows` of one item; overridden where its draws depend on its place in a batch of that size."""
+        """The `rows` of one item; overridden where its draws depend on its index in a batch of that size."""
         try:
             return self._matrix(query, key, value, None, rows) @ value
         except UnsupportedError:
@@ -306,22 +306,22 @@ class Attention(ImplementationChoice):
 
     @property
     def weight_degree(self) -> int:
-        """The power of a score that a weight grows with: a rounded score is off by so many times its error."""
+        """The power p of a score that a weight grows with: a score's relative error is p times as large in a weight."""
         return 1
 
     @property
     def min_test_length(self) -> int:
-        """The shortest sequence at which all parts of the mechanism are at work, so that each can be seen to fail.
+        """The shortest sequence that uses all parts of the mechanism, so that a test can see each of them fail.
 
-        It is longer than what is exact, whole or dense only because it is short: several blocks and a part of one;
-        more than twice the rows, columns or landmarks from which on an approximation is what it approximates. It is
-        odd, and longer than a vector. It may be more than `max_seq_len`.
+        Shorter sequences may be exact or dense only because they are short. This one has several blocks and a part of
+        one, and more than twice as many tokens as exact rows, columns or landmarks. It is odd, and longer than a
+        vector. It may be longer than `max_seq_len`.
         """
         block_size, blocks = self._test_blocks()
         return max(blocks, 64 // block_size) * block_size + (block_size // 2 | 1)
 
     def _test_blocks(self) -> tuple[int, int]:
-        """The size of the blocks that the mechanism computes in, and how many of them a test needs at least."""
+        """The block size of the mechanism, and how many blocks a test needs at least."""
         size = self.info.size
         return (1, 64) if size is None else (getattr(self, size), 2)
 
@@ -340,10 +340,10 @@ class Attention(ImplementationChoice):
         self._draw()
 
     def _draw(self) -> None:
-        """Refill buffers and parameters that were drawn from `self.seed`."""
+        """Redraw random buffers and parameters from `self.seed`, as `reset_parameters` does in PyTorch's modules."""
 
     def _generator(self) -> torch.Generator:
-        """A generator of its own on the CPU, so that devices agree and global state stays untouched."""
+        """A new generator on the CPU, so that devices agree and torch's global state is neither read nor changed."""
         return torch.Generator("cpu").manual_seed(self.seed)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
@@ -381,7 +381,7 @@ class Attention(ImplementationChoice):
         self._check_length(state.length + 1)
         tensors = ((x.shape, x.dtype, x.device) for x in (query, key, value))
         step = *tensors, state.batch_size, state.dtype, state.device
-        if step != self._checked_step:  # a step is short: tokens of one kind are looked at once
+        if step != self._checked_step:  # a step is short, so tokens of one kind are checked only once
             self._check_inputs(query, key, value, None)
             shape = tuple(query.shape)
             require("query.shape", shape, shape[2] == 1, f"one token, {(*shape[:2], 1, shape[3])}")

@@ -15,21 +15,21 @@ from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 
 FIXED_BLOCKS = 5  # the first, the last, and the window of three
-GATHERED = 2**19  # numbers of keys copied together on a CPU
+GATHERED = 2**19  # elements of keys that are copied together on a CPU
 
 
 @register
 class BigBird(SampledAttention):
-    """Softmax over the first and last block of keys, three around the query's own, and random ones.
+    """Softmax over the first and last block of keys, the query's own block and its two neighbours, and random blocks.
 
-    Queries of the first and last block see all keys (the paper's internal transformer construction), so nothing can
-    be made causal. The random blocks are drawn for each head and block of queries, uniformly and without replacement
-    among those it does not see anyway; all of them if there are no more. They follow from the seed and the number of
+    Queries of the first and last block see all keys (the paper's internal transformer construction), so there is no
+    causal form. The random blocks are drawn for each head and block of queries, uniformly and without replacement from
+    the blocks that it does not see anyway; all of these if they are fewer. They follow from the seed and the number of
     blocks, in training and evaluation alike. Up to four blocks this is softmax attention. The last block may be short.
 
-    The released codes draw random blocks from the first 1024 (or (2 r + 5) w) tokens only, and let some rows draw a
-    block of their window, whose keys then count twice; in evaluation transformers replaces all of them by the first
-    block, whose keys then count 1 + r times.
+    The released codes draw random blocks from the first 1024 (or (2 r + 5) w) tokens only, and some rows may draw a
+    block of their window, whose keys then count twice. In evaluation transformers replaces all random blocks by the
+    first block, whose keys then count 1 + r times.
 
     Args:
         block_size: w, the tokens of a block.
@@ -86,7 +86,7 @@ class BigBird(SampledAttention):
         return torch.cat([out[:, :, :w], middle, out[:, :, w:]], 2), backend
 
     def _fused_middle(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        """Attention of the queries of whole blocks, with blocks in the place of heads."""
+        """Attention of the queries of the middle blocks, with each block as a head."""
         batch, h = len(query), self.head_dim
         seen = self.key_blocks(self._num_blocks(key.shape[2]), key.device)
         hidden = self._hidden(seen, key.shape[2], padding).flatten(1, 2)[:, :, None]
@@ -94,7 +94,7 @@ class BigBird(SampledAttention):
         keys, values = (self._by_block(x).flatten(1, 2) for x in (key, value))
         first = torch.arange(self.num_heads, device=key.device)[:, None, None] * self._num_blocks(key.shape[2])
         seen = (first + seen).flatten(0, 1)
-        # As many blocks as stay in the cache, for what they see is copied together.
+        # As many blocks at a time as stay in the cache, because the keys that they see are copied together.
         copied = batch * seen.shape[1] * self.block_size * h
         size = max(1, GATHERED // copied) if key.device.type == "cpu" else MOST_HEADS
         outs = []
@@ -108,12 +108,12 @@ class BigBird(SampledAttention):
         return torch.cat(outs, 1).view_as(query)
 
     def _by_block(self, x: Tensor) -> Tensor:
-        """A block of `(batch, heads, n, h)` in a row, the last one filled up with zeros."""
+        """`(batch, heads, n, h)` to one block per row, `(batch, heads, blocks, w h)`, the last padded with zeros."""
         w = self.block_size
         return functional.pad(x, (0, 0, 0, -x.shape[2] % w)).unflatten(2, (-1, w)).flatten(3)
 
     def _hidden(self, seen: Tensor, n: int, padding: Tensor | None) -> Tensor:
-        """Which keys of the blocks `seen` are not there, `(batch or 1, heads, blocks - 2, (5 + r) w)`."""
+        """Which keys of the blocks `seen` are hidden or repeated, `(batch or 1, heads, blocks - 2, (5 + r) w)`."""
         w = self.block_size
         positions = (seen[..., None] * w + torch.arange(w, device=seen.device)).flatten(2)
         repeated = seen == 0
@@ -133,7 +133,7 @@ class BigBird(SampledAttention):
         is_edge = (row == 0) | (row == blocks - 1)
         seen = ((row[:, None] - row).abs() <= 1) | is_edge | is_edge[:, None]
         seen = seen.repeat(self.num_heads, 1, 1)
-        # Where there is no random block it is block 0, which every row sees.
+        # A missing random block is 0, the first block, which every row sees anyway.
         seen[:, 1:-1].scatter_(2, self.key_blocks(blocks, device)[..., FIXED_BLOCKS:], True)
         block = torch.arange(seq_len, device=device) // self.block_size
         return seen[:, block[positions]][:, :, block]
@@ -141,14 +141,14 @@ class BigBird(SampledAttention):
     def key_blocks(self, num_blocks: int, device: torch.device | None = None) -> Tensor:
         """The key blocks that the query blocks 1 to `num_blocks - 2` see, `(heads, num_blocks - 2, 5 + r)`.
 
-        In this order: the first, the last, the one before, itself, the one after, r random ones. What would
-        repeat a block is 0, and so are random blocks that do not exist.
+        The order is: the first, the last, the previous, its own, the next, r random ones. A block that would be
+        repeated is 0, and so is a random block that does not exist.
         """
         rows = max(num_blocks - 2, 0)
         device = device or torch.device("cpu")
         cached = self._cached_blocks
         if cached is None or cached.shape[1] != rows or cached.device != device:
-            with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training
+            with torch.inference_mode(False):  # a tensor made in inference mode cannot be used in training
                 cached = self._cached_blocks = self._drawn_key_blocks(rows).to(device)
         return cached
 
@@ -158,7 +158,7 @@ class BigBird(SampledAttention):
         following = (row + 1).masked_fill(row == rows, 0)
         fixed = torch.cat([torch.zeros_like(row), last, row - 1, row, following], dim=1)
         noise = self._noise((rows, self.num_heads, self.num_random_blocks), torch.device("cpu"))
-        # In order, the candidates are the `before` blocks 1 to row - 2, then those from row + 2 on.
+        # The candidates, in order, are the blocks 1 to row - 2, `before` in number, and the blocks from row + 2 on.
         before = (row - 2).clamp_min(0)
         rank = draw_distinct(before + (rows - 1 - row).clamp_min(0), noise.transpose(0, 1))
         candidate = torch.where(rank < before, 1 + rank, row + 2 + rank - before)
@@ -179,9 +179,9 @@ class BigBird(SampledAttention):
 
 
 def draw_distinct(total: Tensor, noise: Tensor) -> Tensor:
-    """Draw r distinct integers below `total`, uniformly; -1 for those that are too many.
+    """Draw r distinct integers below `total`, uniformly; if `total` is less than r, the surplus ones are -1.
 
-    Floyd's algorithm (Bentley and Floyd 1987, A sample of brilliance): linear in r where a permutation needs `total`.
+    Floyd's algorithm (Bentley and Floyd 1987, A sample of brilliance): linear in r; a permutation is linear in `total`.
 
     Args:
         total: integers, `(..., 1)`.

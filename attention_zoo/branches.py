@@ -1,4 +1,4 @@
-"""A hybrid without one of its branches: what a trained model owes to each."""
+"""A hybrid without one of its branches, to measure what a trained model owes to each."""
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +13,20 @@ BRANCHES = ("window", "sketch")
 
 
 def branches(attention: Attention) -> tuple[str, ...]:
-    """The branches whose weights add up to those of this mechanism; none of one that is no hybrid."""
+    """The branches whose weights add up to those of this mechanism; none if it is not a hybrid."""
     return BRANCHES if isinstance(attention, Polysketch) and attention.local else ()
 
 
 class WithoutBranch(nn.Module):
-    """A hybrid with the weights of one branch set to zero, nothing else changed; it computes the n x n weights.
+    """A hybrid with the weights of one branch set to zero and nothing else changed; it computes the n x n weights.
 
-    For example `WithoutBranch(attention, "sketch")` of a `polysketch` with `local=true` is the `local` attention that
-    is inside it.
+    For example, `WithoutBranch(attention, "sketch")` of a `polysketch` with `local=true` is the `local` attention
+    inside it.
 
     Args:
         attention: the hybrid; its parameters are shared, not copied.
-        branch: `window`, the exact weights inside a block, or `sketch`, those of the blocks before.
-        keeps_denominator: the weights are removed from the sum over values only, not from what it is divided by.
+        branch: `window`, the exact weights inside a block, or `sketch`, the weights of the blocks before.
+        keeps_denominator: the weights are removed from the sum over values only, not from the denominator.
 
     Raises:
         UnsupportedError: the mechanism has no branches.

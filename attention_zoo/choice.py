@@ -1,6 +1,6 @@
-"""Which implementation a call runs: the reference, or the fast path where it takes the input.
+"""Which implementation a call runs: the reference, or the fast path if it takes the input.
 
-Which kernel a fast path then runs, the operation decides: `attention_zoo.ops.feature_product.choice`, `fused_softmax`.
+The operation decides which kernel a fast path runs: `attention_zoo.ops.feature_product.choice`, `fused_softmax`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class ImplementationChoice(nn.Module):
     """A module with a reference and perhaps a fast path; `executed` says what its last call ran.
 
     Args:
-        impl: `reference`, `fused` or `auto`: `fused` where it takes the input, else `reference`.
+        impl: `reference`, `fused` or `auto`: `fused` if it takes the input, else `reference`.
 
     Raises:
         UnsupportedError: the mechanism has no such implementation.
@@ -25,7 +25,7 @@ class ImplementationChoice(nn.Module):
     """
 
     info: ClassVar[AttentionInfo]
-    # The mechanism is named after its kernel: `auto` refuses what that cannot take instead of running the reference.
+    # The mechanism is named after its kernel: `auto` refuses an input that the kernel does not take.
     is_kernel: ClassVar[bool] = False
 
     def __init__(self, impl: str) -> None:
@@ -44,13 +44,13 @@ class ImplementationChoice(nn.Module):
         why_not_fused: Callable[..., str | None],
         *arguments: Any,
     ) -> Tensor:
-        """Call one of the two with these arguments, and note which it was.
+        """Call the reference or the fast path with these arguments, and set `executed`.
 
         Args:
             reference: returns the output.
             fused: returns the output and the name of its kernel.
             why_not_fused: returns why `fused` cannot take the arguments; None if it can.
-            arguments: of all three.
+            arguments: passed to all three.
 
         Raises:
             UnsupportedError: `fused` was asked for, and cannot take the arguments.
@@ -60,7 +60,7 @@ class ImplementationChoice(nn.Module):
             executed = Executed("fused", backend)
         else:
             out, executed = reference(*arguments), Executed("reference")
-        if executed != self.executed:  # to write to a module takes long
+        if executed != self.executed:  # setting an attribute of a module is slow
             self.executed = executed
         return out
 
@@ -74,7 +74,7 @@ class ImplementationChoice(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the module was moved to, whether it has parameters or not."""
+        """The device that the module was moved to, also if it has no parameters."""
         return self._placed.device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Any:

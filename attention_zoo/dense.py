@@ -1,4 +1,4 @@
-"""Attention by the n x n matrix of weights, whole and token by token; dropout of weights."""
+"""Base classes for attention by the n x n matrix of weights, and for dropout of weights."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -14,22 +14,22 @@ from attention_zoo.ops.chunks import weighted_values_by_rows
 from attention_zoo.ops.decoding.states import KeyValueCache
 from attention_zoo.ops.feature_product.reference import slices
 
-ROWS = 256  # of a prompt that goes on, which are computed together
-LARGEST_TILE = 512  # keys that PyTorch's fused kernels treat together: 512 on a CPU, 128 or so on a GPU
+ROWS = 256  # tokens of a continued prompt that are computed together
+LARGEST_TILE = 512  # keys in a tile of PyTorch's fused kernels: 512 on a CPU, about 128 on a GPU
 
 
 class AttentionDropout(Attention):
-    """A mechanism with a weight for each query and key, or slot, that may be dropped in training mode.
+    """A mechanism with a weight for each query and key (or slot), which dropout may drop in training mode.
 
-    As in the code of Vaswani et al. 2017 (Srivastava et al. 2014, Dropout, section 4) the others are divided by
-    `1 - dropout`, so that the mean over the masks is the output without. As those of `nn.Dropout`, masks follow torch's
-    own generators instead of `seed`: activation checkpointing brings them back, and compiled code draws them.
+    As in the code of Vaswani et al. 2017 (Srivastava et al. 2014, Dropout, section 4) the other weights are divided by
+    `1 - dropout`, so that the mean over the masks is the output without dropout. As in `nn.Dropout`, masks follow
+    torch's generators, not `seed`: activation checkpointing restores them, and compiled code draws them.
 
     Raises:
-        UnsupportedError: in training, `impl=fused` whose kernels have no such weights, or a step of decoding.
+        UnsupportedError: in training mode with dropout, `impl=fused` whose kernels drop no weights, or decoding.
     """
 
-    # Whether the fast path drops weights itself; where it does not, `auto` is the reference while weights are dropped.
+    # Whether the fast path drops weights itself; if not, `auto` runs the reference while weights are dropped.
     drops_fused: ClassVar[bool] = False
 
     def __init__(self, *, dropout: float = 0.0, **common: Any) -> None:
@@ -39,7 +39,7 @@ class AttentionDropout(Attention):
 
     @property
     def dropout_p(self) -> float:
-        """The probability with which a weight is dropped now: zero in evaluation."""
+        """The current probability of dropping a weight: zero in evaluation mode."""
         return self.dropout if self.training else 0.0
 
     def _drop(self, weights: Tensor) -> Tensor:
@@ -58,12 +58,12 @@ class AttentionDropout(Attention):
 
 
 class DenseAttention(AttentionDropout):
-    """A mechanism that is `_weights`, the normalised weights of visible keys, times the values."""
+    """A mechanism whose output is `_weights`, the normalised weights of visible keys, times the values."""
 
     def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
-        """`(batch, heads, queries, keys)` of queries and of keys as `_normed` left them.
+        """The weights `(batch, heads, queries, keys)`, from queries and from keys after `_normed`.
 
-        A row sums to S / (bias + S) where the mechanism has a bias, else to 1.
+        A row sums to S / (bias + S) if the mechanism has a bias, else to 1.
         """
         weights, total = self._weights_and_total(self._prepared(query), key, visible, *self._weight_parameters())
         return (weights / total).to(query.dtype)
@@ -71,26 +71,26 @@ class DenseAttention(AttentionDropout):
     def _weights_and_total(
         self, query: Tensor, key: Tensor, visible: Tensor | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Weights and, `(batch, heads, queries, 1)`, what they are divided by, never zero.
+        """Weights before normalisation, and their denominators `(batch, heads, queries, 1)`, which are never zero.
 
         Args:
-            query: as `_prepared` left it.
-            key: as `_normed` left it.
-            visible: may speak of the last keys only, or be None; the other keys are all visible.
+            query: after `_prepared`.
+            key: after `_normed`.
+            visible: may be for the last keys only, or None; all other keys are visible.
             parameters: `_weight_parameters`.
         """
         raise NotImplementedError
 
     def _prepared(self, query: Tensor) -> Tensor:
-        """What is done to each query alone before its weights are computed."""
+        """Transform each query by itself, before its weights are computed."""
         return query
 
     def _weight_parameters(self) -> tuple[Tensor, ...]:
-        """What the weights depend on beside queries and keys, and gradients may go to."""
+        """Other tensors that the weights depend on and that may need gradients."""
         return ()
 
     def _normed(self, key: Tensor) -> Tensor:
-        """What is done to each key alone, once, before it is cached."""
+        """Transform each key by itself, once, before it is cached."""
         return key
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
@@ -123,7 +123,7 @@ class DenseAttention(AttentionDropout):
     def _continue(
         self, state: KeyValueCache, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
     ) -> Tensor:
-        """Some rows of the matrix at a time."""
+        """As in the base class, with some rows of the matrix at a time."""
         outputs = []
         for rows in slices(query.shape[2], ROWS):
             own = None if padding is None else padding[:, rows]
@@ -132,17 +132,17 @@ class DenseAttention(AttentionDropout):
         return torch.cat(outputs, 2)
 
     def _test_blocks(self) -> tuple[int, int]:
-        """Of a fused kernel several tiles."""
+        """Several tiles of a fused kernel."""
         return (LARGEST_TILE, 2) if "fused" in self.info.implementations else super()._test_blocks()
 
     def _flops(self, seq_len: int) -> int:
-        """Two n x n x h products, half of them if causal and fused: the kernels skip the blocks of the future."""
+        """Two n x n x h products; half of that if causal and fused, because the kernels skip blocks of the future."""
         skips = self.causal and self._fuses_here(seq_len)
         return 4 * seq_len**2 * self.head_dim // (2 if skips else 1)
 
 
 class NormedDotProducts(DenseAttention):
-    """A mechanism whose weights are a function of `scale <q, k>`, over a bias and their sum.
+    """A mechanism whose weights are a function of `scale <q, k>`, divided by a bias plus their sum.
 
     Args:
         qk_layernorm: one affine LayerNorm over head_dim, shared by queries, keys and heads.

@@ -1,4 +1,4 @@
-"""What mechanisms with a feature map share: products over features, in time linear in the sequence's length."""
+"""The base class of mechanisms with a feature map: linear attention, in time linear in the sequence length."""
 
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.feature_product.blocks import LEAST, Features
 from attention_zoo.ops.feature_product.choice import fused_flops, normalised_product, why_unsupported
 from attention_zoo.ops.feature_product.reference import (
-    Local,
+    LocalInputs,
     default_block_size,
     normalised_feature_product,
     product_flops,
@@ -25,10 +25,10 @@ from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 class FeatureMapAttention(Attention):
     """Weights `<phi(q_i), phi(k_j)>^d`, divided by a bias plus their sum over j.
 
-    A subclass sets `num_features` and implements `features`, phi. It implements `_scaled_features` instead where phi
-    may overflow, `_fused_features` where a fast path makes features in another way, and `_fused_step` where a kernel
-    decodes. Decoding keeps sums over keys, whose size does not grow. Padded keys have features of zero: they add
-    nothing to either sum.
+    A subclass sets `num_features` and implements `features`, phi; `_scaled_features` instead if phi may overflow. It
+    overrides `_fused_features` if the fast path computes features in another way, and `_fused_step` if a kernel
+    decodes. The state of decoding is sums over keys, whose size does not grow. Padded keys have features of zero, so
+    they add nothing to the sums.
 
     Args:
         block_size: b of the block algorithm of `causal=True`.
@@ -36,9 +36,9 @@ class FeatureMapAttention(Attention):
     """
 
     num_features: int
-    feature_degree: ClassVar[int] = 1  # d: the power of the products of features
+    feature_degree: ClassVar[int] = 1  # d, the power of the products of features
     has_log_scale: ClassVar[bool] = False
-    local = False  # exact weights instead of those of features inside diagonal blocks
+    local = False  # whether diagonal blocks have exact weights instead of weights of features
 
     def __init__(self, *, block_size: int | None = None, bias: float = 0.0, **common: Any) -> None:
         super().__init__(**common)
@@ -60,11 +60,11 @@ class FeatureMapAttention(Attention):
         return zero_padding(features, padding), log_scale
 
     def _fused_features(self, query: Tensor) -> Features:
-        """What makes the features of such queries, and of keys, for the fast path."""
+        """How the fast path computes the features of queries like these, and of keys."""
         return Features(lambda x, _: self._scaled_features(x))
 
-    def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Local | None:
-        """The exact weights inside diagonal blocks, where there are any."""
+    def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> LocalInputs | None:
+        """The inputs of the exact weights inside diagonal blocks, if there are any."""
         return None
 
     def _block_size(self, device: torch.device) -> int:
@@ -74,7 +74,7 @@ class FeatureMapAttention(Attention):
         query_features, _ = self._scaled_features(query)
         key_features, log_scale = self._key_features(key, padding)
         if log_scale is not None and not self.causal:
-            # The largest scale of all keys cancels; causal, it would let the future into the past.
+            # The largest scale of all keys cancels; if causal, it would leak the future into the past.
             key_features = key_features * (log_scale - log_scale.amax(-1, keepdim=True)).exp()[..., None]
             log_scale = None
         return normalised_feature_product(
@@ -100,9 +100,9 @@ class FeatureMapAttention(Attention):
         value: Tensor,
         features: Features,
         padding: Tensor | None,
-        local: Local | None,
+        local: LocalInputs | None,
     ) -> tuple[Tensor, str]:
-        """The result of the fast path, and its name, from what these features are made of."""
+        """The result of the fast path with these features, and its name."""
         return normalised_product(
             query,
             key,
@@ -121,7 +121,7 @@ class FeatureMapAttention(Attention):
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> Any:
         sizes = batch_size, self.num_heads, self.num_features, self.head_dim
-        # Only a kernel that decodes makes use of parts.
+        # Only a kernel that decodes uses parts.
         is_split = "fused" in self.info.implementations and not self.local
         options: dict[str, Any] = {"degree": self.feature_degree, "scaled": self.has_log_scale, "split": is_split}
         return FeatureSums(*sizes, device, dtype, **options)
@@ -143,7 +143,7 @@ class FeatureMapAttention(Attention):
         return self._run(self._step, self._fused_step, self._why_no_fused_step, state, query, key, value)
 
     def _step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        both, log_scale = self._scaled_features(torch.cat([query, key], 2))  # of two tokens as fast as of one
+        both, log_scale = self._scaled_features(torch.cat([query, key], 2))  # two tokens take as long as one
         return state.next(both, value, None if log_scale is None else log_scale[..., 1:], self.bias)
 
     def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
@@ -159,7 +159,7 @@ class FeatureMapAttention(Attention):
         return normalise_by_sum(weights.masked_fill(~visible, 0), self.bias).to(query.dtype)
 
     def _row_weights(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """The weights of `_rows`, each row times any factor where features have log scales."""
+        """The weights of `_rows`; with log scales each row may have any factor."""
 
         def products(keys: Tensor, query_features: Tensor) -> tuple[Tensor, ...]:
             key_features, log_scale = self._scaled_features(keys)
@@ -178,7 +178,7 @@ class FeatureMapAttention(Attention):
         return self._block_size(self.device), 3
 
     def _flops(self, seq_len: int) -> int:
-        """Features of queries and keys, and their product."""
+        """The features of queries and keys, and their product."""
         m, h = self.num_features, self.head_dim
         inner = h if self.local else None
         options: dict[str, Any] = {"causal": self.causal, "degree": self.feature_degree, "inner": inner}

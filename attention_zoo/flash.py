@@ -1,4 +1,4 @@
-"""The exact fused softmax (Dao et al. 2022, FlashAttention, Algorithm 1), by the kernels of PyTorch and flash-attn."""
+"""Exact softmax attention in one kernel (Dao et al. 2022, FlashAttention, Algorithm 1), by PyTorch or flash-attn."""
 
 import importlib
 import importlib.util
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 class Flash(KernelSoftmax):
     """Softmax attention without the n x n matrix, by a fused kernel; `executed.backend` is its name.
 
-    With dropout a CPU has no fused kernel: PyTorch's `math`, with the matrix in memory, is what runs there.
+    With dropout a CPU has no fused kernel: PyTorch's `math` runs there, with the matrix in memory.
 
     Args:
         backend: PyTorch's `flash`, `cudnn` or `efficient` kernel, the `flash_attn` package, or `auto`: the first of
@@ -83,7 +83,7 @@ class Flash(KernelSoftmax):
     def _continue(
         self, state: KeyValueCache, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
     ) -> Tensor:
-        # A kernel that takes no mask needs none token by token.
+        # Token by token, a kernel needs no mask, so one that takes none can run.
         if self.impl != "reference" and self._choose(query, key, value, True, False).refusal is not None:
             return Attention._continue(self, state, query, key, value, padding)
         return super()._continue(state, query, key, value, padding)
@@ -98,7 +98,7 @@ class Flash(KernelSoftmax):
             out = kernel(*by_position, dropout_p=self.dropout_p, softmax_scale=self.scale, causal=is_causal)
             return out.transpose(1, 2), backend
         mask = None if mask is None else mask.expand(-1, -1, query.shape[2], -1)
-        # A CPU has one backend for an input, and saying so takes as long as a short attention.
+        # A CPU has one backend per input, and to select it would take as long as a short attention.
         with nullcontext() if query.device.type == "cpu" else sdpa_kernel(SDPA_BACKENDS[backend]):
             out = F.scaled_dot_product_attention(
                 query, key, value, mask, dropout_p=self.dropout_p, is_causal=is_causal, scale=self.scale
@@ -106,8 +106,8 @@ class Flash(KernelSoftmax):
         return out, backend
 
     def _choose(self, query: Tensor, key: Tensor, value: Tensor, has_mask: bool, is_causal: bool) -> Choice:
-        # Asking the backends takes longer than a short attention. Of the number of keys only its remainder and whether
-        # it is 1 matter to them, so that decoding asks no more often than that.
+        # Asking the backends takes longer than a short attention. Their answer depends on the number of keys only by
+        # its remainder and whether it is 1, so decoding asks only once for each of these.
         keys = min(key.shape[2], 2), key.shape[2] % CUDNN_MULTIPLE
         tensors = tuple((x.stride(), x.requires_grad) for x in (query, key, value))
         settings = torch.is_grad_enabled(), has_mask, is_causal, self.dropout_p
@@ -154,7 +154,7 @@ def _flash_attn_refusal(query: Tensor, has_mask: bool) -> str | None:
 
 
 def _cudnn_error(queries: int, keys: int) -> str | None:
-    """Why not to use this cuDNN, or None: before 9.15.1 it errs where a length is no multiple of its tiles."""
+    """Why not to use this cuDNN, or None: before 9.15.1 it is wrong where its tiles do not divide a length."""
     version = torch.backends.cudnn.version()
     if version < FIRST_RIGHT_CUDNN and (queries % CUDNN_MULTIPLE or keys % CUDNN_MULTIPLE):
         return f"version {version} errs where a length is not a multiple of {CUDNN_MULTIPLE}"

@@ -12,7 +12,7 @@ from torch.nn.attention import flex_attention as flex
 from attention_zoo.polynomial import Polynomial
 from attention_zoo.registry import register
 
-# Each shape, dtype and set of hyperparameters is compiled by itself; beyond Dynamo's own limit of 8 it would give up.
+# Each shape, dtype and set of hyperparameters is compiled separately; Dynamo's own limit of 8 would be too low.
 COMPILATIONS = 4096
 MASK_BLOCK = 128
 
@@ -21,11 +21,11 @@ MASK_BLOCK = 128
 class FlexPolynomial(Polynomial):
     """`polynomial` as a softmax of the scores `p log|c|`, whose exponentials are the weights `c^p`.
 
-    A softmax divides by their sum S. Its logarithm, which the kernel returns, turns that into `bias + S`:
+    The softmax divides by their sum S. The kernel also returns log S, with which the denominator becomes `bias + S`:
     `S / (bias + S) = sigmoid(log S - log bias)`.
 
-    FlexAttention has no backward pass on a CPU and returns no log S from its kernel there: `fused` needs a GPU, and
-    no float64; everywhere else `auto` is the reference, `polynomial` itself.
+    On a CPU, FlexAttention has no backward pass and its kernel returns no log S. So `fused` needs a GPU, and takes no
+    float64; for other inputs `auto` runs the reference, which is `polynomial`.
 
     Args:
         degree, qk_layernorm, scale, bias, dropout: as in `polynomial`.
@@ -51,11 +51,11 @@ class FlexPolynomial(Polynomial):
         return "FlexAttention's kernel has no float64" if query.dtype == torch.float64 else None
 
     def _flex(self, kernel: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        """By `flex_attention`, compiled or not."""
+        """The output by `flex_attention`, compiled or not."""
         degree = self.degree
 
         def log_weight(score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            # The logarithm sees a 1 where the weight is 0: its slope at 0 is infinite.
+            # The logarithm gets 1 where the weight is 0, because its slope at 0 is infinite.
             hidden = score == 0 if padding is None else (score == 0) | padding[batch, j]
             return torch.where(hidden, -math.inf, degree * torch.where(hidden, 1, score).abs().log())
 
@@ -69,23 +69,23 @@ class FlexPolynomial(Polynomial):
 
 @functools.cache
 def _compiled() -> Any:
-    # With a part of it uncompiled, the n x n matrix would be in memory; with symbolic sizes, bounds would be checked.
+    # If a part were not compiled, the n x n matrix would be in memory; symbolic sizes would add bounds checks.
     return torch.compile(flex.flex_attention, fullgraph=True, dynamic=False)
 
 
 @functools.lru_cache(maxsize=8)
 def _causal_mask(length: int, device: torch.device) -> flex.BlockMask:
-    """As `create_block_mask` makes it from the n x n mask, from one entry for each block."""
+    """The same as `create_block_mask` makes from the n x n mask, but from one entry per block."""
     block = torch.arange(-(-length // MASK_BLOCK), device=device)
     is_seen = block <= block[:, None]
-    # The last row of blocks is not full where it ends beyond the sequence.
+    # The last row of blocks is not full if it ends beyond the sequence.
     is_full = (block < block[:, None]) & ((block[:, None] + 1) * MASK_BLOCK <= length)
     partial, full = _lists(is_seen & ~is_full), _lists(is_full)
     return flex.BlockMask.from_kv_blocks(*partial, *full, MASK_BLOCK, _is_past, (length, length))
 
 
 def _lists(is_listed: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of blocks how many are listed, `(1, 1, rows)`, and all, those first, `(1, 1, rows, blocks)`."""
+    """Per row of blocks, the number of listed ones, `(1, 1, rows)`; all, listed first, `(1, 1, rows, blocks)`."""
     indices = is_listed.int().argsort(dim=-1, descending=True, stable=True)
     return is_listed.sum(-1, dtype=torch.int32)[None, None], indices.int()[None, None]
 

@@ -1,4 +1,4 @@
-"""Identity, the attention that sees no other token: what a model learns without attention."""
+"""Identity: attention to no other token, to see what a model learns without attention."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from attention_zoo.registry import register
 class Identity(Attention):
     """Each token gets its own value, whatever the queries and keys are; padding gets zeros.
 
-    The control below which no mechanism may be: a model with it is a network of each token by itself.
+    A control that every mechanism should beat: a model with it treats each token by itself.
     """
 
     info = AttentionInfo(
@@ -50,5 +50,5 @@ class Identity(Attention):
         return zero_padding(state.values.clone(), ~state.visible)
 
     def _flops(self, seq_len: int) -> int:
-        """None: values are copied."""
+        """Zero: values are only copied."""
         return 0

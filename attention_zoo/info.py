@@ -1,4 +1,4 @@
-"""What a mechanism says of itself, what a call ran, and the error of what it cannot do."""
+"""What a mechanism is and can do (`AttentionInfo`), what a call ran (`Executed`), and `UnsupportedError`."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 
 IMPLEMENTATIONS = ("auto", "reference", "fused")
-# Powers, exponentials and sums over keys leave float16's range, of at most 65504.
+# Powers, exponentials and sums over keys may exceed float16's largest number, 65504.
 WIDE_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-# For weights between 0 and 1 of scores in range, and sums that are made in float32.
+# For mechanisms whose weights are between 0 and 1, and whose sums are computed in float32.
 ALL_DTYPES = (*WIDE_DTYPES, torch.float16)
 
 
@@ -17,7 +17,7 @@ class UnsupportedError(Exception):
 
 
 class Executed(NamedTuple):
-    """What a call ran: `impl` is `reference` or `fused`, `backend` the name of its kernel where it has one."""
+    """What a call ran: `impl` is `reference` or `fused`, `backend` the name of its kernel, if it has one."""
 
     impl: str
     backend: str | None = None
@@ -25,32 +25,32 @@ class Executed(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionInfo:
-    """What a mechanism is and what it can do; a new one says only what differs from the defaults.
+    """What a mechanism is and can do; a new mechanism sets only what differs from the defaults.
 
     Args:
-        name: in the registry, and of `create`.
+        name: its name in the registry, for `create`.
         paper: authors, year, section.
-        approximates: the exact function that its output estimates (`softmax`, `polynomial`); None for a function of
-            its own.
+        approximates: the exact function that its output approximates (`softmax`, `polynomial`); None if it is a
+            function of its own.
         causal: it can hide the future from the past.
         padding: it takes a `key_padding_mask`.
         cross: query and key lengths may differ.
         random: its function depends on the seed.
         complexity: of a forward pass, `O(n h)`.
-        exact: it computes the very function that it approximates, as a function of its own always does.
-        data_dependent: comparisons of input numbers decide which rows or columns are computed, so that rounding may
+        exact: it computes exactly the function in `approximates`; always True if that is None.
+        data_dependent: comparisons of input values decide which rows or columns are computed, so that rounding may
             change whole rows.
-        cancels: its weights are powers of sums that may vanish, so that rounding may decide a row that sees few keys.
+        cancels: its weights are powers of sums that may cancel, so that rounding may dominate a row that sees few keys.
         decode: it has `init_state`, `prefill` and `step`.
-        approximately_causal: with `causal=True` it attends to the past only, but what it sees of the past depends on
-            the future; `causal` is then False.
-        bidirectional: it can be made with `causal=False`.
-        size: the hyperparameter that a paper's "number of features d" means.
-        package: what it needs from the package index.
-        devices: where it runs.
+        approximately_causal: with `causal=True` it attends to the past only, but which keys of the past it attends to
+            depends on the future; `causal` is then False.
+        bidirectional: it can be created with `causal=False`.
+        size: the hyperparameter that papers call the "number of features d".
+        package: the package that must be installed.
+        devices: the devices it runs on.
         implementations: `reference`, and `fused` where it has a fast path.
         dtypes: of its inputs.
-        control: it is no candidate but what candidates are compared with: it sees a window, itself, or all alike.
+        control: it is a baseline for comparison, not a candidate: it sees a window, itself, or all keys alike.
     """
 
     name: str

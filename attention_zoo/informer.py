@@ -17,31 +17,31 @@ from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 from attention_zoo.v_mean import masked_mean
 
-# The sampled keys of all queries take `num_samples` times the memory of K; this many times that is gathered
+# The sampled keys of all queries would take `num_samples` times the memory of K; at most this many times is gathered
 # at once.
 GATHERED_KEYS = 8
-# A product of matrices scores so many keys in the time in which one is gathered and scored.
+# A matrix product scores so many keys in the time that it takes to gather and score one.
 KEYS_PER_SAMPLE = 40
 
 
 @register
 class Informer(SampledAttention):
-    """Exact softmax rows for the queries that look least uniform, the mean of V for the others.
+    """Exact softmax rows for the queries whose weights look least uniform, the mean of V for the others.
 
     A query's sparsity is measured over sampled keys s: `M_i = max_s <q_i, k_s> - mean_s <q_i, k_s>` (equation
     4). The mean is over the samples; the released code divides their sum by the sequence length instead.
 
-    Which rows are exact depends on all keys, so a causal mask would leak the future; it is refused.
+    Which rows are exact depends on all keys, so a causal form would leak the future; `causal` is refused.
 
     Args:
         num_features: u, the number of rows computed exactly; `num_features >= n` is softmax attention.
-        num_samples: U, keys sampled with replacement for each query position, the same for all heads and (but
-            for `mask_samples`) for the batch; None is `num_features`.
-        mask_samples: sample among the keys that are not padding. Otherwise sampled padding is left out of max
+        num_samples: U, keys sampled with replacement for each query position, the same for all heads and (except
+            with `mask_samples`) for the whole batch; None is `num_features`.
+        mask_samples: sample only keys that are not padding. Otherwise sampled padding is left out of max
             and mean, which leaves fewer samples.
-        use_sampling_factor: the paper's `u = U = c ceil(ln n)`, with the sampling factor `c = ceil(num_features /
-            ln max_seq_len)` (n where that is None) by which Skeinformer's code gives Informer d features: so
-            num_features = 256 are 259 rows at n = max_seq_len = 1024.
+        use_sampling_factor: the paper's `u = U = c ceil(ln n)` with the sampling factor `c = ceil(num_features /
+            ln max_seq_len)` (n if that is None), as Skeinformer's code gives Informer d features. For example
+            num_features = 256 is 259 rows at n = max_seq_len = 1024.
     """
 
     info = AttentionInfo(
@@ -100,7 +100,7 @@ class Informer(SampledAttention):
         return rows, masked_softmax(scores, visible_keys(1, key.shape[2], False, padding, key.device))
 
     def counts(self, seq_len: int) -> tuple[int, int]:
-        """u, at most n, and U for a sequence of n = `seq_len`."""
+        """u, at most n, and U, for a sequence of n = `seq_len` tokens."""
         rows = self.num_features
         if self.use_sampling_factor and seq_len > 1:  # ln 1 = 0 would leave neither rows nor samples
             factor = math.ceil(rows / math.log(self.max_seq_len or seq_len))
@@ -113,8 +113,8 @@ class Informer(SampledAttention):
     ) -> Tensor:
         """M, `(batch, heads, seq_len)`, for scores without 1/sqrt(h); -inf at padded queries.
 
-        A query whose samples are all padding gets 0, the least that M can be. With `from_all_scores` its scores are
-        taken from those of all keys, some queries at a time, instead of computed from gathered keys.
+        A query whose samples are all padding gets 0, the least that M can be. With `from_all_scores` the scores of all
+        keys are computed, some queries at a time, and the sampled ones taken, instead of gathering keys.
         """
         n = query.shape[2]
         _, samples = self.counts(n)
@@ -131,9 +131,9 @@ class Informer(SampledAttention):
         return statistic if padding is None else statistic.masked_fill(padding[:, None], -torch.inf)
 
     def _sample_keys(self, noise: Tensor, n: int, padding: Tensor | None) -> Tensor:
-        """Indices of keys, `(batch or 1, queries, samples)`.
+        """The indices of the sampled keys, `(batch or 1, queries, samples)`.
 
-        Float32 noise is at most 1 - 2^-24, so that `noise n` never rounds up to n.
+        float32 noise is at most 1 - 2^-24, so `noise n` never rounds up to n.
         """
         if padding is None or not self.mask_samples:
             return (noise * n).long()[None]
@@ -143,8 +143,8 @@ class Informer(SampledAttention):
 
     @property
     def min_test_length(self) -> int:
-        """Twice the exact rows, and more: not so much more that all of them could be wrong and yet be few."""
-        # With the sampling factor u grows with ln n.
+        """A little more than twice the exact rows: these are then so many that a test notices if they are wrong."""
+        # With the sampling factor, u grows with ln n.
         return next(n for n in itertools.count(3, 2) if n > 2 * self.counts(n)[0])
 
     def _flops(self, seq_len: int) -> int:
@@ -157,7 +157,7 @@ def _scores_of_gathered_keys(query: Tensor, key: Tensor, indices: Tensor) -> Ten
     """`<q_i, k_s>` for the keys at `indices`, `(batch or 1, queries, U)`: `(batch, heads, queries, U)`."""
     flat = indices.flatten(1)
     if len(indices) == 1:
-        # Copies whole rows: four to eight times as fast as number by number.
+        # Copies whole rows: four to eight times as fast as element by element.
         keys = key.index_select(2, flat[0])
     else:
         keys = take_rows(key, flat[:, None].expand(-1, key.shape[1], -1))
@@ -165,7 +165,7 @@ def _scores_of_gathered_keys(query: Tensor, key: Tensor, indices: Tensor) -> Ten
 
 
 def _gathered_scores(query: Tensor, key: Tensor, indices: Tensor) -> Tensor:
-    """The same from the scores of all keys."""
+    """The same as `_scores_of_gathered_keys`, taken from the scores of all keys."""
     scores = query @ key.mT
     return scores.gather(3, indices[:, None].expand(*query.shape[:2], -1, -1))
 

@@ -20,16 +20,15 @@ class Linear(FeatureMapAttention):
     """`out_i = phi(q_i) Z / (phi(q_i) z + eps)` with `Z = sum_j phi(k_j)^T v_j` and `z = sum_j phi(k_j)^T`.
 
     The causal sums end at j = i (Katharopoulos et al., equation 8; equation 3.7 of Reizin's thesis, Fast Algorithms
-    for Attention Mechanism, lets them run over all keys: a slip). There is no 1 / sqrt(h). Padded keys lose their
-    features, not only their vectors (phi(0) = 1 would stay in the denominator). Below -17 the official `elu(x) + 1`
-    is zero in float32, here it is `exp(x)`; the "linear" of the Skeinformer code has no denominator and is another
-    function.
+    for Attention Mechanism, sums over all keys: a slip). There is no 1 / sqrt(h). Padded keys have features of zero,
+    not only vectors of zero (phi(0) = 1 would stay in the denominator). Below -17 the official `elu(x) + 1` is zero in
+    float32, here it is `exp(x)`. The "linear" of the Skeinformer code has no denominator and is another function.
 
     Args:
-        eps: added to the sum of a row, which therefore is a little less than 1 after the division.
-        block_size: b of the block algorithm; speed depends on it, the result does not. None is fast: 128 on a CPU, 512
-            there without a causal mask; on a GPU, whose kernels need 16 at least, as many as features, from 128 to
-            512.
+        eps: added to the denominator, so that the weights of a row sum to a little less than 1.
+        block_size: b of the block algorithm; the speed depends on it, the result does not. None picks a fast one: 128
+            on a CPU (512 if not causal); on a GPU the number of features, at least 128 and at most 512. The GPU
+            kernels need at least 16.
     """
 
     info = AttentionInfo(
@@ -50,7 +49,7 @@ class Linear(FeatureMapAttention):
     def features(self, x: Tensor) -> Tensor:
         """`phi(x) = elu(x) + 1`, `(batch, heads, seq_len, head_dim)`, positive."""
         above = x.relu()
-        # `x - above` is x clamped to 0 from above, with a slope of 1 at 0: that of `clamp` there is torch's choice.
+        # `x - above` is min(x, 0) with a slope of 1 at 0; the slope of `clamp` there is torch's choice.
         return (x - above).exp() + above
 
     def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:

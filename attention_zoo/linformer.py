@@ -16,23 +16,23 @@ from attention_zoo.registry import register
 
 @register
 class Linformer(AttentionDropout):
-    """`softmax(Q (E K)^T / sqrt(h)) (F V)`: keys and values projected along the sequence to `projection_dim`.
+    """`softmax(Q (E K)^T / sqrt(h)) (F V)`: keys and values are projected along the sequence to `projection_dim`.
 
     E and F, `(projection_dim, max_seq_len)`, are shared by the heads; a shorter sequence uses their first
     columns.
-    A projected key mixes all positions, so that padding can only be zeroed before the projection and nothing
-    can be made causal.
+    A projected key mixes all positions. So padding can only be zeroed before the projection, and there is no causal
+    form.
 
     Args:
         projection_dim: rows of E and F, the paper's k; it may exceed the sequence length.
-        share_key_value: project values by E too.
-        trainable: E and F are parameters; otherwise buffers.
+        share_key_value: project values with E, too.
+        trainable: E and F are parameters, otherwise buffers.
         init_std: standard deviation of the normal initial entries; None is 1/sqrt(projection_dim), the
             Johnson-Lindenstrauss scale.
         unreduced: `D^-1 A S S^T V` with `A = exp(Q K^T / sqrt(h))`, D its row sums and S = E^T, which is then
             never trained (Linformer, equation 5; Skeinformer, section 3.3.2). Quadratic; `E[S S^T] = I`.
-        dropout: probability of dropping one of the n x k weights in training mode, as the released code does; by the
-            reference.
+        dropout: probability of dropping one of the n x k weights in training mode, as in the released code; the
+            reference does it.
 
     Raises:
         ValueError: `max_seq_len` is None.
@@ -93,7 +93,7 @@ class Linformer(AttentionDropout):
         return key_projection, self.F[:, : key.shape[2]].to(key.dtype)
 
     def _projected(self, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys, values and padding of the softmax attention that is left to compute."""
+        """Keys, values and padding for the softmax attention after the projection."""
         key_projection, value_projection = self._projections(key)
         value = value_projection @ zero_padding(value, padding)
         if self.unreduced:

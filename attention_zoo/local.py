@@ -1,7 +1,7 @@
 """Local attention: a token sees its own block, or a sliding window, and nothing else.
 
-The control of a mechanism with a local window (PolySketchFormer, ICML version, section 3.2): what a model learns with
-it is the work of its sketch only as far as it is more than a model learns with the window alone.
+The control for a mechanism with a local window (PolySketchFormer, ICML version, section 3.2): its sketch contributes
+only what a model with it learns beyond a model with the window alone.
 """
 
 from typing import Any
@@ -24,18 +24,18 @@ WEIGHTS = ("polynomial", "softmax")
 
 @register
 class Local(Attention):
-    """Exact weights inside a window, softmax's or polynomial ones.
+    """Exact weights inside a window, softmax or polynomial.
 
-    With `weights=polynomial` it is the function of `polysketch` with `local=true`, less the sketch: with the same
-    norms, scale and bias the two are equal where there is but one block.
+    With `weights=polynomial` it is `polysketch` with `local=true` without the sketch: with the same norms, scale and
+    bias both are equal if there is only one block.
 
     Args:
         block_size: b, the tokens of a block; the first block begins with the sequence, the last may be shorter.
         sliding: a token sees the b - 1 tokens before it (and, without `causal`, after it) instead of its own block.
-        weights: `softmax`, or `polynomial`: `(scale <q, k>)^degree` over the bias and their sum.
+        weights: `softmax`, or `polynomial`: `(scale <q, k>)^degree`, divided by the bias plus their sum.
         degree: p of polynomial weights, even.
-        qk_layernorm: LayerNorm of queries and keys before the product; None is True for polynomial weights.
-        separate_norms: one for queries and another for keys, as `polysketch` with `sketch=learned` has them.
+        qk_layernorm: LayerNorm of queries and keys before the product; None is True for polynomial weights only.
+        separate_norms: one norm for queries and another for keys, as in `polysketch` with `sketch=learned`.
         scale: factor of the products; None is 1/sqrt(head_dim) for softmax, 1 for polynomial weights.
         bias: added to the sum of polynomial weights.
     """
@@ -79,7 +79,7 @@ class Local(Attention):
 
     @property
     def weight_degree(self) -> int:
-        """p; 1 of softmax."""
+        """p; 1 for softmax."""
         return 1 if self.is_softmax else self.degree
 
     def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Local(Attention):
             return F.pad(x, (0, 0, 0, spare)).unflatten(2, (blocks, size))
 
         def windows(x: Tensor) -> Tensor:
-            """What a block may see, `(batch, heads, blocks, keys, h)`, of `(batch, heads, blocks, size, h)`."""
+            """The blocks that each block may see, `(batch, heads, blocks, keys, h)`, from `(.., blocks, size, h)`."""
             around = F.pad(x, (0, 0, 0, 0, *count))
             return torch.cat([around[:, :, i : i + blocks] for i in range(sum(count) + 1)], 3)
 
@@ -127,7 +127,7 @@ class Local(Attention):
 
     @property
     def _blocks_before(self) -> int:
-        """Blocks before its own that a token may see something of."""
+        """How many blocks before its own a token may see in part."""
         return int(self.sliding)
 
     @property
@@ -149,7 +149,7 @@ class Local(Attention):
         return self._weights(self.query_norm(query), state.keys, state.visible[:, None, None]) @ state.values
 
     def _continue(self, state: Window, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        """A block of tokens at a time: what the window holds before, and themselves."""
+        """A block of tokens at a time: they see the window from before, and each other."""
         outputs = []
         for rows in slices(query.shape[2], self.block_size):
             keys = torch.cat([state.keys, self.key_norm(key[:, :, rows])], 2)
@@ -171,7 +171,7 @@ class Local(Attention):
         return self.block_size, 3
 
     def _flops(self, seq_len: int) -> int:
-        """Two products of each block with the blocks that it sees something of, hidden keys among them."""
+        """Two products of each block with all blocks that it sees in part, hidden keys included."""
         size = min(self.block_size, seq_len)
         blocks = -(-seq_len // size)
         return 4 * blocks * size * size * (1 + self._blocks_before + self._blocks_after) * self.head_dim

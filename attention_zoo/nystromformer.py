@@ -18,11 +18,11 @@ from attention_zoo.registry import register
 
 
 class Landmarks(NamedTuple):
-    """Means of segments, in at least float32."""
+    """The means of segments, and A, in at least float32."""
 
     query: Tensor  # Ql, (batch, heads, m, h)
     key: Tensor  # Kl, (batch, heads, m, h)
-    exists: Tensor  # (batch, 1, 1, m) bool: of a segment that is not empty
+    exists: Tensor  # (batch, 1, 1, m) bool: the segment is not empty
     kernel: Tensor  # A, (batch, heads, m, m)
 
 
@@ -31,20 +31,20 @@ class Nystromformer(Attention):
     """`F Z (B V)` with `F = softmax(Q Kl^T)`, `A = softmax(Ql Kl^T)`, `Z ~ pinv(A)`, `B = softmax(Ql K^T)`.
 
     Scores have the scale 1/sqrt(h). The landmarks Ql and Kl are the means of `num_landmarks` consecutive segments
-    of the tokens that are not padding, nearly equal in size; fewer tokens than that are a landmark each. A padded
-    sequence gives what it gives without its padding. Since the mask hides queries, too, from the landmarks, there is
-    no cross attention; and since a landmark mixes past and future, nothing can be made causal.
+    of the tokens that are not padding, nearly equal in size; if there are fewer tokens, each is a landmark. Padding
+    does not change the output. The mask hides queries, too, from the landmarks, so there is no cross attention; a
+    landmark mixes past and future, so there is no causal form.
 
     The released codes differ: they start the iteration for Z from the largest column sum of the whole batch, so that
-    batch items change each other; they average padding into the landmarks, attend to landmarks of padding, and take
-    only lengths that `num_landmarks` divides; and they compute softmax itself where it equals the length.
+    batch items affect each other; they average padding into the landmarks, attend to landmarks of padding, and take
+    only lengths that `num_landmarks` divides; and they compute softmax itself if `num_landmarks` equals the length.
 
     Args:
         num_landmarks: m.
-        iterations: steps towards pinv(A), cubic in m. The 6 of the paper are not converged, even at m = n. Where A
-            is singular each step makes rounding errors 13/4 times larger, so that float32 bears about a dozen.
+        iterations: steps towards pinv(A), cubic in m. The paper's 6 steps do not converge, even at m = n. If A is
+            singular, each step makes rounding errors 13/4 times larger, so float32 allows about a dozen steps.
         conv_kernel_size: odd; adds a depthwise convolution of the values along the sequence, the paper's skip
-            connection: one trainable kernel for each head, without bias. It is no part of the approximation; None
+            connection: one trainable kernel per head, without bias. It is not part of the approximation; None
             leaves it out.
 
     Raises:
@@ -78,7 +78,7 @@ class Nystromformer(Attention):
     @torch.no_grad()
     def _draw(self) -> None:
         if self.conv_weight is not None:
-            # PyTorch's default for a convolution: uniform up to 1/sqrt(inputs of an output).
+            # PyTorch's default for a convolution: uniform in +-1/sqrt(inputs per output).
             drawn = uniform(self.conv_weight.shape, self._generator())
             self.conv_weight.copy_((2 * drawn - 1) * self.conv_weight.shape[2] ** -0.5)
 
@@ -98,7 +98,7 @@ class Nystromformer(Attention):
         return out if self.conv_weight is None else out + self._convolve(value, padding), backend
 
     def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
-        """`F Z B` plus the banded matrix of the convolution; entries may be negative, rows need not sum to 1."""
+        """`F Z B` plus the banded matrix of the convolution; entries may be negative, rows may not sum to 1."""
         from_landmarks, inverse, to_landmarks = self._factors(query, key, padding)
         low_rank = from_landmarks[:, :, rows] @ (inverse @ to_landmarks.to(inverse.dtype)).to(key.dtype)
         if self.conv_weight is None:
@@ -132,7 +132,7 @@ class Nystromformer(Attention):
         return Landmarks(queries, keys, exists, kernel)
 
     def _convolve(self, value: Tensor, padding: Tensor | None) -> Tensor:
-        """The depthwise convolution of `(batch, heads, n, ...)` along n; zero without one."""
+        """The depthwise convolution of `(batch, heads, n, ...)` along n; zero without `conv_kernel_size`."""
         if self.conv_weight is None:
             return value.new_zeros(())
         weight = self.conv_weight.to(value.dtype)
@@ -145,18 +145,18 @@ class Nystromformer(Attention):
         landmarks = 2 * m * -(-n // m) * h
         products = 2 * h * (4 * n * m + 2 * m * m)
         inverse = m * m + self.iterations * 4 * 2 * m**3
-        if self._fuses_here(seq_len):  # the last step and Z only as they act on the h columns of B V
+        if self._fuses_here(seq_len):  # the last step and Z are only applied to the h columns of B V
             inverse -= 4 * 2 * m**3 - 7 * 2 * m * m * h + 2 * m * m * h
         convolution = 2 * n * h * (self.conv_kernel_size or 0)
         return landmarks + products + inverse + convolution
 
 
 def segments(visible: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Cut the visible positions into `count` consecutive segments whose sizes differ by one at most.
+    """Split the visible positions into `count` consecutive segments whose sizes differ by at most one.
 
     Args:
         visible: `(batch, n)` bool.
-        count: the number of segments; where fewer positions are visible, each is a segment and the others are empty.
+        count: the number of segments; if fewer positions are visible, each is a segment and the others are empty.
 
     Returns:
         The positions of each segment, `(batch, count, ceil(n / count))`, and which of these entries are filled.
@@ -171,9 +171,9 @@ def segments(visible: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def segment_means(tokens: Tensor, members: Tensor, filled: Tensor) -> Tensor:
-    """The means of `tokens` `(batch, heads, n, h)` over segments, `(batch, heads, count, h)`; zero where empty.
+    """The means of `tokens` `(batch, heads, n, h)` over segments, `(batch, heads, count, h)`; zero for an empty one.
 
-    In at least float32.
+    They are in at least float32.
     """
     gathered = take_rows(tokens, members.flatten(1)[:, None].expand(-1, tokens.shape[1], -1))
     gathered = gathered.unflatten(2, members.shape[1:])
@@ -183,15 +183,15 @@ def segment_means(tokens: Tensor, members: Tensor, filled: Tensor) -> Tensor:
 
 
 def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:
-    """`Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4` from `Z = A^T / (|A|_1 |A|_inf)`, for each matrix A alone.
+    """`Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4` from `Z = A^T / (|A|_1 |A|_inf)`, for each matrix A by itself.
 
-    `A` has rows that sum to one (`|A|_inf = 1`) or zero; the singular values of A Z rise from at most 1 towards 1.
+    The rows of A sum to one (`|A|_inf = 1`) or zero; the singular values of A Z rise from at most 1 towards 1.
     """
     return iterated_inverse(kernel, _start(kernel), iterations)
 
 
 def iterated_inverse(kernel: Tensor, start: Tensor, iterations: int) -> Tensor:
-    """`pseudo_inverse` of `(batch, heads, m, m)` from another start."""
+    """`pseudo_inverse` of `(batch, heads, m, m)` with another start for Z."""
     kernels, inverse = kernel.flatten(0, -3), start.flatten(0, -3)
     for _ in range(iterations):
         inverse = inverse @ _factors_of_step(kernels, inverse)[-1]
@@ -201,8 +201,8 @@ def iterated_inverse(kernel: Tensor, start: Tensor, iterations: int) -> Tensor:
 def times_pseudo_inverse(kernel: Tensor, iterations: int, x: Tensor) -> Tensor:
     """`pseudo_inverse(kernel, iterations) @ x`, whose last step is four products with the columns of x only.
 
-    A recurrence of `P = A Z` alone would take half of the products, and lose a digit: it does not notice where the
-    rounded P is no longer A Z.
+    A recurrence of `P = A Z` alone would need half of the products, but lose a digit: rounding makes its P differ from
+    A Z, and nothing corrects that.
     """
     inverse = _Iterations.apply(kernel.flatten(0, -3), _start(kernel).flatten(0, -3), iterations - 1).view_as(kernel)
 
@@ -221,7 +221,7 @@ def _start(kernel: Tensor) -> Tensor:
 def _factors_of_step(kernels: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`P = A Z`, `S = 15 I - 7 P + P^2` and `T = (13 I - P S) / 4` of the step `Z <- Z T`."""
     product = kernels @ inverse
-    # In the products' own passes over memory: at m = 256 these sums would take a tenth of the time.
+    # Sums are fused into the products: as passes of their own they would take a tenth of the time at m = 256.
     inner = torch.baddbmm(product, product, product, beta=-7)
     inner.diagonal(dim1=-2, dim2=-1).add_(15)
     outer = torch.baddbmm(product, product, inner, beta=0, alpha=-1 / 4)
@@ -230,7 +230,7 @@ def _factors_of_step(kernels: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor, 
 
 
 class _Iterations(torch.autograd.Function):
-    """Steps of `pseudo_inverse`, with sums in the products' own passes in the backward pass too."""
+    """Steps of `pseudo_inverse`, whose sums are fused into the products in the backward pass, too."""
 
     @staticmethod
     def forward(ctx: Any, kernels: Tensor, inverse: Tensor, iterations: int) -> Tensor:

@@ -29,10 +29,10 @@ CAUSAL_ALGORITHMS = ("block", "cumulative_sum")
 class Performer(FeatureMapAttention):
     """Softmax attention by positive random features `phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)`, x scaled by sqrt(scale).
 
-    Where the official code subtracts the largest exponent over all keys, which leaks the future into the past, each
-    key here has its own maximum t, and causal sums are kept relative to the running maximum of t; both cancel in the
-    normalised output. Its orthogonal features lack the signs that make them Haar, and are biased; these are not.
-    Padded keys lose their features, not only their vectors (phi(0) > 0 would stay in the denominator).
+    The official code subtracts the largest exponent over all keys, which leaks the future into the past. Here each key
+    has its own maximum t, and causal sums are relative to the running maximum of t; both cancel in the normalised
+    output. The official orthogonal features lack the signs that make them Haar, and are biased; these are not.
+    Padded keys have features of zero, not only vectors of zero (phi(0) > 0 would stay in the denominator).
 
     Args:
         num_features: m.
@@ -40,14 +40,14 @@ class Performer(FeatureMapAttention):
         eps: added to every feature, relative to the largest feature of its own query or key.
         causal_algorithm: `block` lower-triangular multiplication, or the prefix sum over single positions
             (`cumulative_sum`) of the original implementation, slow.
-        block_size: b of the block algorithm; speed depends on it, the result does not. None is fast: 128 on a CPU, 512
-            there without a causal mask; on a GPU, whose kernels need 16 at least, as many as features and the zeros
-            behind them, from 128 to 512.
+        block_size: b of the block algorithm; the speed depends on it, the result does not. None picks a fast one: 128
+            on a CPU (512 if not causal); on a GPU the padded number of features, at least 128 and at most 512. The GPU
+            kernels need at least 16.
         scale: c in `exp(c <q, k>)`; None is 1/sqrt(head_dim). The code behind Skeinformer's tables divides queries and
             keys by h^(1/4) twice, which is 1/head_dim.
-        redraw_interval: forward passes in training mode that share a projection; None is one projection for all. The
-            next one follows from the seed and its number, and makes a state of decoding worthless, as `resample` does.
-            Evaluation draws none. performer-pytorch waits one forward more from its second draw on.
+        redraw_interval: forward passes in training mode that share a projection; None never redraws. Each projection
+            follows from the seed and its number; a new one makes a decoding state useless, as `resample` does.
+            Evaluation does not redraw. performer-pytorch waits one forward more from its second draw on.
     """
 
     info = AttentionInfo(
@@ -102,11 +102,11 @@ class Performer(FeatureMapAttention):
             seeds = integers(2**63 - 1, (number,), generator)
             generator.manual_seed(int(seeds[-1]))
         draw = orthogonal_features if self.orthogonal else gaussian_matrix
-        # Not in place: a forward before this one may still await its backward pass.
+        # Not in place: the backward pass of an earlier forward may still need the old projection.
         self.projection = draw(self.num_features, self.head_dim, generator).to(self.projection)
 
     def _count_forward(self) -> None:
-        """In training mode: draw the projection that is due."""
+        """In training mode, draw a new projection if it is due."""
         if self.redraw_interval is None or not self.training:
             return
         number, shared_by = divmod(self._forwards, self.redraw_interval)
@@ -115,11 +115,11 @@ class Performer(FeatureMapAttention):
         self._forwards += 1
 
     def get_extra_state(self) -> Tensor:
-        """The seed and the number of forward passes so far, for the state_dict: what the next projection needs."""
+        """The seed and the number of forward passes so far, for the state_dict: they determine the next projection."""
         return torch.tensor([self.seed, self._forwards], device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over the schedule of the state_dict being loaded; the projection is a buffer of its own."""
+        """Load the schedule from a state_dict; the projection is a buffer of its own."""
         self.seed, self._forwards = state.tolist()
 
     def _scaled_features(self, x: Tensor, projection: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,7 @@ class Performer(FeatureMapAttention):
         x = x.to(torch.promote_types(x.dtype, torch.float32)) * self.scale**0.5
         exponents = x @ (self.projection if projection is None else projection).to(x.dtype).T
         largest = exponents.amax(-1, keepdim=True)
-        # In place where nothing else needs it.
+        # In place if autograd does not need the intermediate results.
         if torch.is_grad_enabled():
             relative = (exponents - largest).exp()
             features = (relative + self.eps) * self.num_features**-0.5
@@ -159,12 +159,12 @@ class Performer(FeatureMapAttention):
         return features.to(x.dtype), log_scale
 
     def _features_by_kernels(self, x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """`_scaled_features` on a GPU, and zeros for the kernels of the product."""
+        """`_scaled_features` on a GPU, padded with zeros for the kernels of the product."""
         columns = padded(self.num_features)
         return exponential_features(x, self.projection, scale=self.scale, eps=self.eps, columns=columns)
 
     def _features_with_pull(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Pull]:
-        """`_scaled_features` with its gradient: in closed form a third of autograd's passes over memory."""
+        """`_scaled_features` with its backward pass in closed form: a third of autograd's passes over memory."""
         precision, (projection,) = torch.promote_types(x.dtype, torch.float32), parameters
         projection, x_scaled = projection.to(precision), x.to(precision) * self.scale**0.5
         features, factor = x_scaled @ projection.T, self.num_features**-0.5

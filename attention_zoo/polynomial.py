@@ -20,16 +20,16 @@ if launching.HAS_TRITON:
 def weights_and_total(
     query: Tensor, key: Tensor, visible: Tensor | None, degree: int, bias: float
 ) -> tuple[Tensor, Tensor]:
-    """`<q, k>^p`, and the bias plus their sum, both over a factor of the row's own that keeps them in range.
+    """`<q, k>^p`, and the bias plus their sum, both divided by a factor per row that keeps them in range.
 
     Args:
         query: `(..., queries, h)`.
         key: `(..., keys, h)`.
-        visible: as of `DenseAttention._weights_and_total`.
+        visible: as in `DenseAttention._weights_and_total`.
         degree: p, even.
         bias: added to the sum of a row.
     """
-    # In place: fresh memory costs more than the arithmetic.
+    # In place: allocating memory costs more than the arithmetic.
     scores = zero_hidden_(query @ key.mT, visible)
     root = bias ** (1 / degree)
     unit = largest_magnitude(scores).clamp_min(max(root, torch.finfo(scores.dtype).tiny))
@@ -39,20 +39,20 @@ def weights_and_total(
 
 @register
 class Polynomial(NormedDotProducts):
-    """Exact polynomial attention: by reference with the n x n matrix in memory, fused without it.
+    """Exact polynomial attention: the reference has the n x n matrix in memory, the fast path does not.
 
-    Fused, a GPU runs Triton kernels (backend `triton`) for a head_dim of 32, 64 or 128 and no float64; what they do not
-    take, and a CPU, some rows at a time (backend `rows`).
+    On a GPU the fast path is Triton kernels (backend `triton`) for a head_dim of 32, 64 or 128, except in float64.
+    Other inputs, and a CPU, compute some rows at a time (backend `rows`).
 
-    The official code applies rotary embeddings before this layer norm, which makes the scores depend on absolute
-    positions; where the norm goes is the model's choice, this class norms what it is given.
+    The official code applies rotary embeddings before this layer norm, so its scores depend on absolute positions.
+    Here the model decides about the order: this class normalises the queries and keys that it is given.
 
     Args:
         degree: p, even, so that weights are not negative.
         qk_layernorm: one affine LayerNorm over head_dim, shared by queries, keys and heads.
         scale: c in `(c <q, k>)^p`.
         bias: added to the sum of a row; `scale = s, bias = s^p` is the same function as `scale = 1, bias = 1`.
-        dropout: probability of dropping a weight in training mode, by the reference.
+        dropout: probability of dropping a weight in training mode; the reference does it.
     """
 
     info = AttentionInfo(

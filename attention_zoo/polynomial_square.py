@@ -14,7 +14,7 @@ from attention_zoo.ops.draws import uniform
 from attention_zoo.ops.masking import denominator, largest_magnitude, zero_hidden_
 from attention_zoo.registry import register
 
-# The thesis' largest; float32 holds f up to scores of about a million.
+# The largest of the thesis; with it f fits into float32 up to scores of about a million.
 MAX_DEGREE = 6
 DEFAULT_DEGREE = 3
 # Section 5.3: U(-1, 1) and U(-500, 500) trained worse.
@@ -25,24 +25,24 @@ LARGEST_INITIAL_COEFFICIENT = 50.0
 class PolynomialSquare(NormedDotProducts):
     """Weights `f(x)^2`, `f(x) = a_0 + a_1 x + ... + a_d x^d` (section 4.3), with the n x n matrix in memory.
 
-    The argument is that of the thesis' kernel `((<q, k> + alpha) / beta)^p` in section 4.1: `x = (<q, k> + alpha) /
-    beta` with `beta = 1 / scale`. A monomial f is that kernel with p = 2 d. Section 4.3 divides by the sum of a row
-    alone (`bias = 0`), whereas section 4.1 adds 1 to it (`bias = 1`). With `bias = 0`, multiples of f are the same
-    function, and so is, for a monomial, every `scale`.
+    As in the thesis' kernel `((<q, k> + alpha) / beta)^p` of section 4.1, `x = (<q, k> + alpha) / beta`, with
+    `beta = 1 / scale`. A monomial f is that kernel with p = 2 d. Section 4.3 divides by the sum of a row alone
+    (`bias = 0`); section 4.1 adds 1 to it (`bias = 1`). With `bias = 0` all multiples of f are the same attention, and
+    so are all values of `scale` if f is a monomial.
 
-    A row whose denominator is zero gives zeros. A learned polynomial is frozen, as in section 5.4, by giving its
+    A row whose denominator is zero becomes zeros. To freeze a learned polynomial, as in section 5.4, give its
     coefficients to an instance that does not train them: `coefficients=learned.coefficients.tolist()`.
 
     Args:
-        degree: d, 1 to 6; None: that of `coefficients`, or 3 where neither is given.
-        coefficients: a_0 to a_d, any sequence of numbers. None: all ones, the polynomial `1 + x + ... + x^d` of
-            section 5.2; where they are trained, initial values U(-50, 50) from the seed (section 5.3).
+        degree: d, 1 to 6; None is the degree of `coefficients`, or 3 without them.
+        coefficients: a_0 to a_d, any sequence of numbers. None is all ones, the polynomial `1 + x + ... + x^d` of
+            section 5.2; if trained, initial values U(-50, 50) from the seed (section 5.3).
         trainable: learn the coefficients, one polynomial for all heads.
         qk_layernorm: one affine LayerNorm over head_dim, shared by queries, keys and heads.
         scale: 1 / beta.
         alpha: added to `<q, k>`.
         bias: added to the sum of a row.
-        dropout: probability of dropping a weight in training mode, by the reference.
+        dropout: probability of dropping a weight in training mode; the reference does it.
     """
 
     info = AttentionInfo(
@@ -77,14 +77,14 @@ class PolynomialSquare(NormedDotProducts):
         if trainable:
             self.coefficients = nn.Parameter(torch.tensor(numbers))
         else:
-            # Decimals stay what was given when the module is cast to float64.
+            # float64, so that decimals keep their value when the module is cast to float64.
             self.register_buffer("coefficients", torch.tensor(numbers, dtype=torch.float64))
         self.alpha = check_float("alpha", alpha)
         self._draw()
 
     @property
     def weight_degree(self) -> int:
-        """Of the square."""
+        """The degree of f^2."""
         return 2 * self.degree
 
     def _draw(self) -> None:
@@ -100,11 +100,11 @@ class PolynomialSquare(NormedDotProducts):
         self, query: Tensor, key: Tensor, visible: Tensor | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         scores = query @ key.mT
-        # The terms of f cancel: in 16 bits little would be left of it.
+        # The terms of f cancel: in 16 bits most of it would be rounding error.
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        # After f, because a hidden score of zero would weigh a_0^2.
+        # Masked after f, because a hidden score of zero would have weight a_0^2.
         f = zero_hidden_(polynomial(parameters[0], scores + self.scale * self.alpha if self.alpha else scores), visible)
-        # Squares overflow; those relative to the largest of a row, or to the bias, do not.
+        # Squares may overflow; relative to the largest f of a row, or to the bias, they do not.
         root = math.sqrt(self.bias)
         unit = largest_magnitude(f).clamp_min(max(root, torch.finfo(f.dtype).tiny))
         weights = (f / unit).square()
@@ -120,7 +120,7 @@ def polynomial(coefficients: Tensor, x: Tensor) -> Tensor:
 
 
 def _check_coefficients(degree: int | None, coefficients: Sequence[float] | None) -> tuple[float, ...]:
-    """a_0 to a_d: those given, or ones."""
+    """a_0 to a_d: `coefficients` after a check, or ones."""
     if degree is not None:
         check_int("degree", degree)
         require("degree", degree, degree <= MAX_DEGREE, f"at most {MAX_DEGREE}")

@@ -19,7 +19,7 @@ from attention_zoo.ops.decoding.states import BlockState, FeatureSums, KeyValueC
 from attention_zoo.ops.draws import gaussian_matrix, sampled_hadamard
 from attention_zoo.ops.feature_product.blocks import AS_THEY_ARE, Features
 from attention_zoo.ops.feature_product.choice import is_quadratic
-from attention_zoo.ops.feature_product.reference import Local
+from attention_zoo.ops.feature_product.reference import LocalInputs
 from attention_zoo.ops.masking import zero_padding
 from attention_zoo.ops.random_features.tiles import why_unsupported as why_no_sketch
 from attention_zoo.ops.sketch_networks import cpu
@@ -36,7 +36,7 @@ EXPANSION = 8  # hidden width of the learned networks over r, ICML version, Appe
 
 
 class Sketch(nn.Module):
-    """The un-tensored sketch of a degree p, from two independent sketches M1, M2 of degree p/2; the input for p = 2."""
+    """The un-tensored sketch of degree p, from two independent sketches M1, M2 of degree p/2; for p = 2 M1 = M2 = x."""
 
     def __init__(self, kind: str, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Sketch(nn.Module):
         self.width = sketch_size if half > 1 else head_dim  # of M1 and M2
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw this level and those below."""
+        """Draw this level and the levels below it."""
         for child in self.children_sketches:
             assert isinstance(child, Sketch)
             child.draw(generator)
@@ -58,7 +58,7 @@ class RandomSketch(Sketch):
 
     Gaussian G: ICML version, Algorithm 1. SRHT (v1, section 2.3): G is a sampled Hadamard matrix, after a base SRHT
     of the input. `<L_i, R_j>` is unbiased for `<q_i, k_j>^degree`; its square is not unbiased for the square.
-    The official code divides both sides by sqrt(r), which makes the weights r^2 times too small; we follow the paper.
+    The official code also divides both sketches by sqrt(r), so its weights are r^2 times too small; we do not.
     """
 
     def __init__(self, kind: str, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
@@ -67,7 +67,7 @@ class RandomSketch(Sketch):
         self.register_buffer("matrices", torch.empty(groups, self.width, 2, sketch_size))  # G1 and G2
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw the matrices of this level and those below."""
+        """Draw the matrices of this level and of the levels below it."""
         super().draw(generator)
         for of_all_heads in self.matrices.unbind(2):
             for matrix in of_all_heads:
@@ -91,7 +91,7 @@ class RandomSketch(Sketch):
         return first * second * self.sketch_size**-0.5
 
     def forward_fused(self, x: Tensor, norm: nn.LayerNorm | None, scale: float) -> Tensor:
-        """`forward` of `sqrt(scale) norm(x)`, each level by one kernel."""
+        """`forward` of `sqrt(scale) norm(x)`, with one kernel per level."""
         factor, children = self.sketch_size**-0.5, self.children_sketches
         if not children:
             return random_sketch(x, None, norm, self.matrices, scale * factor)
@@ -102,7 +102,7 @@ class RandomSketch(Sketch):
 class LearnedSketch(Sketch):
     """`sqrt(r) tanh(sqrt(1/r) [f1(M1) o f2(M2)])`, recursively: ICML version, Algorithm 2 and Appendix D.
 
-    The released code stacks the networks for degree 4 only; this is the recursion of the paper for any power of two.
+    The released code has networks for degree 4 only; this is the recursion of the paper for any power of two.
     """
 
     def __init__(self, kind: str, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
@@ -110,7 +110,7 @@ class LearnedSketch(Sketch):
         self.networks = nn.ModuleList(SketchNetwork(self.width, sketch_size, groups) for _ in range(2))
 
     def draw(self, generator: torch.Generator) -> None:
-        """Initialise the networks of this level and those below."""
+        """Initialise the networks of this level and of the levels below it."""
         super().draw(generator)
         for network in self.networks:
             assert isinstance(network, SketchNetwork)
@@ -123,21 +123,21 @@ class LearnedSketch(Sketch):
         return root * torch.tanh(self.networks[0](first) * self.networks[1](second) / root)
 
     def forward_fused(self, x: Tensor) -> Tensor:
-        """`forward`, each level by one kernel where a GPU has it for such an input."""
+        """`forward`, with one kernel per level if a GPU has it for this input."""
         if not launching.on_gpu(x) or why_no_networks(x, self.sketch_size) is not None:
             return self(x)
         inputs = [child.forward_fused(x) for child in self.children_sketches if isinstance(child, LearnedSketch)] or [x]
         return sketch_networks(*inputs, **self._stacked())
 
     def forward_on_cpu(self, *inputs: Tensor) -> list[Tensor]:
-        """`forward` of each input, each level by one operation."""
+        """`forward` of each input, with one operation per level."""
         children = [
             child.forward_on_cpu(*inputs) for child in self.children_sketches if isinstance(child, LearnedSketch)
         ]
         return cpu.sketch_networks(list(zip(*(children or [list(inputs)]), strict=True)), **self._stacked())
 
     def _stacked(self) -> dict[str, Any]:
-        """The parameters of both networks."""
+        """The parameters of both networks, stacked."""
         layers = zip(*(network.weights for network in self.networks), strict=True)
         norms = zip(*(network.layernorms for network in self.networks), strict=True)
         return {
@@ -158,7 +158,7 @@ class SketchNetwork(nn.Module):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> None:
-        """LeCun normal initialisation (truncated at two standard deviations), as flax's Dense."""
+        """LeCun normal initialisation (truncated at two standard deviations), as in flax's Dense."""
         for weight in self.weights:
             std = weight.shape[1] ** -0.5 / 0.8796256610342398  # the std of a unit normal truncated at +-2
             drawn = torch.empty(weight.shape, dtype=torch.float32, device=generator.device)
@@ -166,7 +166,7 @@ class SketchNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, heads, seq_len, width)` -> `(batch, heads, seq_len, r)`."""
-        # One by one: a slice of a ParameterList makes parameters of its own of what `functional_call` puts there.
+        # One by one: slicing a ParameterList would make new parameters of the tensors of a `functional_call`.
         for layernorm, first in zip(self.layernorms, (0, 2), strict=True):
             hidden = F.gelu(_project(layernorm(x), self.weights[first]), approximate="tanh")
             x = _project(hidden, self.weights[first + 1])
@@ -174,7 +174,7 @@ class SketchNetwork(nn.Module):
 
 
 def _project(x: Tensor, matrices: Tensor) -> Tensor:
-    """`x @ matrices`, `(groups, in, out)`; one matrix for all heads is one product, not a batch of equal ones."""
+    """`x @ matrices`, `(groups, in, out)`; a matrix shared by all heads is one product, not a batch of products."""
     return x @ (matrices[0] if len(matrices) == 1 else matrices)
 
 
@@ -182,9 +182,10 @@ def _project(x: Tensor, matrices: Tensor) -> Tensor:
 class Polysketch(FeatureMapAttention):
     """Linear-time polynomial attention: weights `<L_i, R_j>^2 / (bias + sum)` of sketches L, R of queries and keys.
 
-    The squared weights are never negative, and never form the n x n matrix or the n x r^2 features: the causal form is
-    block lower-triangular multiplication. Its bias against exact polynomial attention has a closed form (tests).
-    Weights are not rescaled: beyond degree 8, `|q| |k|` of a few hundred without a layer norm overflows float32.
+    The squared weights are never negative. Neither the n x n matrix nor the n x r^2 features are ever in memory: the
+    causal form is block lower-triangular multiplication. The sketch's bias against exact polynomial attention has a
+    closed form (tests). Weights are not rescaled: above degree 8, without a layer norm, `|q| |k|` of a few hundred
+    overflows float32.
 
     Args:
         sketch: `gaussian` (ICML, Algorithm 1), `learned` (Algorithm 2) or `srht` (v1; r and head_dim powers of two).
@@ -192,13 +193,13 @@ class Polysketch(FeatureMapAttention):
         degree: p, a power of two.
         local: exact polynomial weights inside diagonal blocks (ICML, section 3.2); causal only, and the function then
             depends on `block_size`.
-        block_size: b. None is the papers' 1024 with `local`; without it only speed depends on b, and None is fast: 256
-            on a CPU; on a GPU the whole of a short sequence, of a longer one 512 or, of r = 64, 1024.
-        qk_layernorm: LayerNorm of queries and keys before a random sketch and before the exact weights. The learned
-            networks begin with a norm of their own, and have two more for the exact weights of queries and keys.
-        scale: c in `(c <q, k>)^p`; a learned sketch does not see it, its exact weights do.
+        block_size: b. With `local`, None is the papers' 1024. Without it only the speed depends on b, and None picks a
+            fast one: 256 on a CPU; on a GPU all of a short sequence, of a longer one 512, or 1024 from r = 64 on.
+        qk_layernorm: LayerNorm of queries and keys before a random sketch and before the exact weights. Learned
+            networks begin with their own norm; with them the exact weights have one norm for queries and one for keys.
+        scale: c in `(c <q, k>)^p`; the norm of a learned sketch undoes it, its exact weights have it.
         bias: added to the sum of a row.
-        per_head: a sketch for each head (v1) instead of one shared by all (ICML).
+        per_head: one sketch per head (v1) instead of one shared by all (ICML).
 
     Raises:
         UnsupportedError: `local` without `causal`.
@@ -277,7 +278,7 @@ class Polysketch(FeatureMapAttention):
         return self.sketch(normed if self.scale == 1 else normed * math.sqrt(self.scale))
 
     def _features_with(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """`features` with other tensors in place of those of the layer norm and the sketch."""
+        """`features` with other tensors as parameters and buffers of the layer norm and the sketch."""
         of_norm, of_sketch = (module.state_dict(keep_vars=True) for module in (self.layernorm, self.sketch))
         norm = dict(zip(of_norm, parameters[: len(of_norm)], strict=True))
         sketch = dict(zip(of_sketch, parameters[len(of_norm) :], strict=True))
@@ -285,7 +286,7 @@ class Polysketch(FeatureMapAttention):
         return functional_call(self.sketch, sketch, (normed if self.scale == 1 else normed * math.sqrt(self.scale),))
 
     def _features_by_kernels(self, x: Tensor) -> Tensor:
-        """`features` on a GPU, as far as there are kernels."""
+        """`features` on a GPU, by kernels where there are any."""
         norm = self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None
         if isinstance(self.sketch, RandomSketch) and why_no_sketch(x, self.sketch_size) is None:
             return self.sketch.forward_fused(x, norm, self.scale)
@@ -296,7 +297,7 @@ class Polysketch(FeatureMapAttention):
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         if launching.on_gpu(query) or not isinstance(self.sketch, LearnedSketch):
             return super()._fused(query, key, value, padding)
-        # Networks cost more than to keep r numbers of each token.
+        # To compute networks again in the backward pass costs more than to save r numbers per token.
         inputs = (x if self.scale == 1 else x * math.sqrt(self.scale) for x in (query, key))
         left, right = self.sketch.forward_on_cpu(*inputs)
         return self._product(left, right, value, AS_THEY_ARE, padding, self._local(query, key, padding))
@@ -311,11 +312,11 @@ class Polysketch(FeatureMapAttention):
         parameters = [x for module in (self.layernorm, self.sketch) for x in module.state_dict(keep_vars=True).values()]
         return Features(lambda x, tensors: (self._features_with(x, tensors), None), parameters)
 
-    def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Local | None:
+    def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> LocalInputs | None:
         if not self.local:
             return None
         exact_query, exact_key = self._local_inputs(query, key)
-        return Local(exact_query, zero_padding(exact_key, padding), self.degree)
+        return LocalInputs(exact_query, zero_padding(exact_key, padding), self.degree)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums | BlockState:
         sums = super()._new_state(batch_size, device, dtype)
@@ -373,7 +374,7 @@ class Polysketch(FeatureMapAttention):
         return torch.where(positions[:, None] // block_size == block, exact, weights)
 
     def _test_blocks(self) -> tuple[int, int]:
-        """So many blocks, too, that the fast path does not compute every weight."""
+        """At least three blocks, and enough that the fast path does not compute every weight."""
         options: dict[str, Any] = {"causal": self.causal, "block_size": self.block_size, "degree": self.feature_degree}
         options["inner"] = self.head_dim if self.local else None
         size, sizes = self._block_size(self.device), (self.num_features, self.head_dim, self.device)

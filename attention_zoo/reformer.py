@@ -16,7 +16,7 @@ from attention_zoo.ops.sampling import take_rows
 from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 
-# Below any score: what a row that sees nothing sums up to can be told apart, and no gradient is nan.
+# Below any score, and finite: the sum of a row that sees nothing can be recognised, and no gradient is NaN.
 HIDDEN = -1e30
 
 
@@ -25,27 +25,26 @@ class Reformer(AttentionDropout, SampledAttention):
     """Softmax attention of every query to the keys that random rotations sort next to it.
 
     Queries and keys are shared: a key is its query's direction, `k_j = q_j / |q_j|`, and the argument `key` is not
-    read. In each round positions are sorted by their bucket `argmax [x R; -x R]` and cut into chunks; a query scores
-    `<q_i, k_j>` for the keys of its own and of the previous chunk. The rounds are joined by their sums of exponentials:
+    read. In each round positions are sorted by their bucket `argmax [x R; -x R]` and split into chunks; a query scores
+    `<q_i, k_j>` for the keys of its own and of the previous chunk. The rounds are merged by their sums of exponentials:
     the weight of key j is `c_ij exp <q_i, k_j>`, normalised, where c_ij is the number of rounds in which i sees j. A
     position attends to itself only if it sees no other key in any round.
 
-    Scores are those of trax and transformers; reformer-pytorch divides them by sqrt(h) once more. As in all three, a
-    pair that meets again counts again; appendix A subtracts `log c_ij` from its scores. As in the paper, the first
-    chunk has none before it; the codes let it look at the last one of the round before. Rotations are drawn per head
-    and round, from the seed; the codes draw others in every forward pass, in evaluation too.
+    Scores are those of trax and transformers; reformer-pytorch also divides them by sqrt(h). As in all three, a pair
+    counts once for each round in which it meets; appendix A subtracts `log c_ij` from its scores. As in the paper, the
+    first chunk has no previous one; in the codes it is the last chunk of the previous round. Rotations are drawn from
+    the seed, per head and round; the codes draw new ones in every forward pass, also in evaluation.
 
-    Padding is left out before anything else: as many buckets and chunks as a sequence without it would have, so that
-    its output is the one of the shorter sequence.
+    Padding is removed first: buckets and chunks are those of the sequence without padding, and so is the output.
 
-    With `causal=True` a query attends to the past only, yet which keys of the past share its chunks depends on how the
-    future is sorted: a change of the future moves past outputs.
+    With `causal=True` a query attends to the past only, but which keys of the past share its chunks depends on how the
+    future is sorted: a change of the future changes past outputs.
 
     Args:
         num_hashes: rounds of hashing.
-        bucket_size: m, the length of a chunk, twice the mean length of a bucket (`m = 2n / buckets`). From n on it is
-            dense shared-QK attention, whatever the rounds; this is not softmax attention.
-        dropout: probability of dropping a weight of a round in training mode, as trax does; by the reference.
+        bucket_size: m, the length of a chunk, twice the mean length of a bucket (`m = 2n / buckets`). With m >= n it is
+            dense shared-QK attention for any number of rounds, which is not softmax attention.
+        dropout: probability of dropping a weight of a round in training mode, as in trax; the reference does it.
     """
 
     info = AttentionInfo(
@@ -81,12 +80,12 @@ class Reformer(AttentionDropout, SampledAttention):
         return torch.where(alone[..., None], value, out), backend
 
     def _round(self, query: Tensor, key: Tensor, value: Tensor, order: Tensor, padding: Tensor | None) -> Attended:
-        """What one round gives, whose sorted positions are `order`, `(batch, heads, n)`."""
+        """The attention of one round, whose sorted positions are `order`, `(batch, heads, n)`."""
         batch, heads, n, h = query.shape
         m = min(self.bucket_size, n)
         of_query, *of_seen = (_chunks(take_rows(x, order), m) for x in (query, key, value))
         chunks = (of_query, *map(_and_before, of_seen))
-        # What is hidden depends on neither batch nor head where it depends on the place in the chunks alone.
+        # Neither causal nor padded: what is hidden depends only on the place in the chunk, not on batch or head.
         places = order if self.causal or padding is not None else torch.arange(n, device=order.device)[None, None]
         hidden = self._keys_of_chunks(places, m, padding)[1].flatten(0, 1)
         out, lse, backend = attend(*(x.flatten(0, 1) for x in chunks), scale=1.0, hidden=hidden)
@@ -95,7 +94,7 @@ class Reformer(AttentionDropout, SampledAttention):
         return Attended(out, lse.reshape(batch, heads, -1).take_along_dim(back, 2), backend)
 
     def _keys_of_chunks(self, order: Tensor, m: int, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The keys of each chunk and the one before it, and which of them a query does not see.
+        """The keys of each chunk and of the chunk before it, and which of them a query does not see.
 
         Returns:
             Positions `(..., chunks, 1, 2m)`, -1 where there is no key, and bool `(..., chunks, m, 2m)`.
@@ -108,7 +107,7 @@ class Reformer(AttentionDropout, SampledAttention):
         return seen, (seen < 0) | (seen == at) | (seen > at if self.causal else False)
 
     def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
-        """The weights of all rounds, each at the position of its key; rows that see a key sum to 1."""
+        """The weights of all rounds, each at the position of its key; a row that sees a key sums to 1."""
         order = self._order(query, padding)
         weights, seen, alone = self._weights(query, order, padding)
         by_query = (_unsort(x, order).transpose(2, 3).flatten(3) for x in (weights, seen.expand_as(weights)))
@@ -140,11 +139,11 @@ class Reformer(AttentionDropout, SampledAttention):
         return bucket.argsort(dim=-1, stable=True)
 
     def _weights(self, query: Tensor, order: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The weights over all rounds, the keys they belong to, and which positions see no key but themselves.
+        """The weights of all rounds, the positions of their keys, and which positions see no key but themselves.
 
         Returns:
             Weights `(batch, heads, rounds, chunks, m, 2m)`; positions of the keys `(batch, heads, rounds, chunks, 1,
-            2m)`, -1 where there is none; `(batch, heads, n)` bool.
+            2m)`, -1 where there is no key; `(batch, heads, n)` bool.
         """
         n = query.shape[2]
         m = min(self.bucket_size, n)
@@ -170,19 +169,19 @@ class Reformer(AttentionDropout, SampledAttention):
 
 
 def _sort(x: Tensor, order: Tensor) -> Tensor:
-    """`x` `(batch, heads, n, ...)` in the order of every round, `(batch, heads, rounds, n, ...)`."""
+    """`x` `(batch, heads, n, ...)` in the order of each round, `(batch, heads, rounds, n, ...)`."""
     return x[:, :, None].take_along_dim(order[..., None], 3)
 
 
 def _inverse(order: Tensor) -> Tensor:
-    """The inverse of permutations in the last dimension."""
+    """The inverse permutations, along the last dimension."""
     return torch.empty_like(order).scatter_(
         -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
     )
 
 
 def _unsort(chunks: Tensor, order: Tensor) -> Tensor:
-    """Undo `_chunks` and `_sort`, but for the sum over rounds: `(batch, heads, rounds, n, ...)`."""
+    """Undo `_chunks` and `_sort`, without a sum over rounds: `(batch, heads, rounds, n, ...)`."""
     return chunks.flatten(3, 4)[:, :, :, : order.shape[-1]].take_along_dim(_inverse(order)[..., None], 3)
 
 

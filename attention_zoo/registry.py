@@ -29,7 +29,7 @@ def list_attentions() -> list[str]:
 
 
 def attention_class(name: str) -> type[Attention]:
-    """The class behind `name`; raises `ValueError` that suggests near names."""
+    """The class registered as `name`; an unknown name raises a `ValueError` that suggests similar names."""
     if name not in _REGISTRY:
         near = difflib.get_close_matches(str(name), _REGISTRY, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(list_attentions())}"
@@ -75,7 +75,7 @@ def create(
             follows torch's own.
         impl: `reference`, the readable ground truth; `fused`, the device's fast path; `auto`, the fastest exact one.
         device: of its parameters and draws; None is where torch makes them.
-        dtype: of its parameters; None is torch's default.
+        dtype: of its parameters; None is torch's default dtype.
         **settings: hyperparameters of this mechanism; `hyperparameters(name)` gives them with their defaults.
 
     Returns:
@@ -95,7 +95,7 @@ def create(
             raise ValueError(f"{key}={value!r}: unknown; {hint}{name} takes {', '.join(known) or 'none'}")
     common: dict[str, Any] = {"head_dim": head_dim, "num_heads": num_heads, "causal": causal}
     common |= {"max_seq_len": max_seq_len, "seed": seed, "impl": impl}
-    # Whatever mode it is made in, its weights are to be trained.
+    # Outside inference mode, so that the weights can be trained.
     with torch.inference_mode(False):
         with torch.device("cpu"):
             attention = cls(**common, **settings)

@@ -1,4 +1,4 @@
-"""Attention by indices that are drawn: its noise follows from the seed."""
+"""The base class of mechanisms that sample indices: their noise follows from the seed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from torch import Tensor
 from attention_zoo.base import Attention
 from attention_zoo.ops.draws import uniform
 
-# The uniform noise is a multiple of 2^-24, and 0 has no Gaussian quantile.
+# Replaces 0, which has no Gaussian quantile; other uniform noise is a multiple of 2^-24.
 LEAST_NOISE = 2.0**-25
 
 
 @torch.library.custom_op("attention_zoo::uniform_noise", mutates_args=())
 def uniform_noise(seed: int, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Uniform noise in [0, 1), float32, drawn on the CPU; an operation, for no graph holds a generator."""
+    """Uniform noise in [0, 1), float32, drawn on the CPU; an operator, because a graph cannot contain a generator."""
     return uniform(shape, torch.Generator("cpu").manual_seed(seed)).to(device)
 
 
@@ -25,10 +25,10 @@ def _(seed: int, shape: Sequence[int], device: torch.device) -> Tensor:
 
 
 class SampledAttention(Attention):
-    """A mechanism whose paper draws fresh indices in every forward pass; here they follow from the seed.
+    """A mechanism whose paper samples new indices in every forward pass; here they follow from the seed.
 
-    The noise is a function of the seed, not a buffer (its shape is that of the input), so the state_dict
-    carries the seed instead.
+    The noise is a function of the seed, not a buffer (its shape depends on the input), so the state_dict
+    has the seed instead.
     """
 
     def __init__(self, **common: Any) -> None:
@@ -39,7 +39,7 @@ class SampledAttention(Attention):
         self._cached_noise: Tensor | None = None
 
     def _noise(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Uniform noise in [0, 1), float32; `shape` is position first.
+        """Uniform noise in [0, 1), float32; the first dimension of `shape` is the position.
 
         The CPU generator fills row by row, so a position's noise does not depend on how many positions follow
         it: appending padding to a sequence changes no draw before it.
@@ -52,7 +52,7 @@ class SampledAttention(Attention):
         return cached
 
     def _normal_noise(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Independent normal numbers, float32, as `_noise`."""
+        """Standard normal noise, float32, from `_noise`."""
         return torch.special.ndtri(self._noise(shape, device).clamp_min(LEAST_NOISE))
 
     def get_extra_state(self) -> Tensor:
@@ -60,5 +60,5 @@ class SampledAttention(Attention):
         return torch.tensor(self.seed, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over the seed of the state_dict being loaded."""
+        """Load the seed from a state_dict."""
         self.resample(int(state))

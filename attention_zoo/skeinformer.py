@@ -15,10 +15,10 @@ from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 
 
-class Sketch(NamedTuple):
-    """What algorithm 1 keeps of the attention matrix; d indices each, or all n if there are fewer.
+class MatrixSketch(NamedTuple):
+    """The parts of the attention matrix that algorithm 1 computes: d columns and d rows, or all n if there are fewer.
 
-    Surplus indices, drawn because fewer than d positions are not padding, point to padding and weigh nothing.
+    If fewer than d positions are not padding, the surplus indices point to padding and have weight zero.
     """
 
     columns: Tensor  # J', (batch, heads, d)
@@ -33,8 +33,8 @@ class Skeinformer(SampledAttention):
     """Important columns of the softmax matrix, their geometric mean for the others, exact rows at the pilots.
 
     Algorithm 1 with one change: J is drawn without replacement, because a row assigned twice would get its
-    gradient twice. Row maxima are subtracted before exponentiating, which leaves every ratio as it is. J is
-    shared by the heads, J' is drawn for each; no gradient flows through the draws. `num_features >= n` is
+    gradient twice. Row maxima are subtracted before exponentiating, which changes no ratio. J is
+    shared by the heads, J' is drawn for each head; no gradient flows through the draws. `num_features >= n` is
     softmax attention.
 
     Args:
@@ -42,7 +42,7 @@ class Skeinformer(SampledAttention):
         column_sampling: `importance` draws J' by equation 5, `uniform` uniformly.
         row_normalization: `adaptive` is equation 6; `simple` is the softmax over the sampled columns; `none`
             divides by the exact row sums (quadratic) and fills nothing.
-        pilot_reuse: replace the rows of the pilots by the exact ones.
+        pilot_reuse: replace the rows of the pilots by exact rows.
     """
 
     info = AttentionInfo(
@@ -106,7 +106,7 @@ class Skeinformer(SampledAttention):
     def _attend_columns(
         self, query: Tensor, key: Tensor, value: Tensor, columns: Tensor, visible: Tensor, hidden: Tensor | None
     ) -> Attended:
-        """Every row from the sampled columns; the caller writes those of the pilots over it."""
+        """Every row from the sampled columns; the caller overwrites the rows of the pilots."""
         scale = self.head_dim**-0.5
         keys, values = take_rows(key, columns), take_rows(value, columns)
         selected = visible.take_along_dim(columns[:, :, None], 3)
@@ -133,7 +133,7 @@ class Skeinformer(SampledAttention):
         rows: Rows,
         noise: Tensor | None = None,
     ) -> Tensor:
-        """The sketched softmax matrix; importance sampling needs `value`, whose norms it samples by.
+        """The sketched softmax matrix; importance sampling needs the norms of `value`.
 
         Raises:
             ValueError: `value` is None with `column_sampling="importance"`.
@@ -149,14 +149,14 @@ class Skeinformer(SampledAttention):
         return place_rows(matrix, positions, pilots[:, None], pilot_weights)
 
     def _batch_noise(self, query: Tensor) -> Tensor:
-        """For the pilots and each head's columns, `(batch, 1 + heads, n)`: it depends on the size of the batch."""
+        """Noise for the pilots and for each head's columns, `(batch, 1 + heads, n)`; it depends on the batch size."""
         batch, heads, n, _ = query.shape
         return self._noise((n, batch, 1 + heads), query.device).permute(1, 2, 0)
 
     def sketch(
         self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, noise: Tensor | None = None
-    ) -> Sketch:
-        """Everything of algorithm 1 but the products with V; uniform sampling does without `value`."""
+    ) -> MatrixSketch:
+        """Algorithm 1 without the products with V; uniform sampling does not need `value`."""
         batch, heads, n, _ = query.shape
         noise = self._batch_noise(query) if noise is None else noise
         visible = visible_keys(1, n, False, padding, query.device).expand(batch, heads, 1, n)
@@ -169,10 +169,10 @@ class Skeinformer(SampledAttention):
         columns = sample_without_replacement(importance, noise[:, 1:], self.num_features, visible[:, :, 0])
         unselected = visible.scatter(3, columns[:, :, None], False)
         weights, fill = self._normalise(query, key, columns, visible, unselected)
-        return Sketch(columns, weights, unselected, fill, pilot if self.pilot_reuse else None)
+        return MatrixSketch(columns, weights, unselected, fill, pilot if self.pilot_reuse else None)
 
     def _pilot(self, query: Tensor, key: Tensor, noise: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-        """J, `(batch, d)`, uniform over what is not padding, and `B_J = softmax(Q_J K^T / sqrt(h))`."""
+        """J, `(batch, d)`, uniform over positions that are not padding, and `B_J = softmax(Q_J K^T / sqrt(h))`."""
         pilots = self._draw_pilots(noise, visible)[:, 0]
         scores = self._scores(query.take_along_dim(pilots[:, None, :, None], 2), key)
         return pilots, masked_softmax(scores, visible)
@@ -185,7 +185,7 @@ class Skeinformer(SampledAttention):
     def _importance(self, pilot_weights: Tensor, value: Tensor | None) -> Tensor:
         """Equation 5, not normalised: column norms of B_J times row norms of V, `(batch, heads, n)`.
 
-        Surplus pilots may count in: where there are any, all columns that are not padding get selected.
+        Surplus pilots do no harm: where there are any, all columns that are not padding are selected anyway.
         """
         if value is None:
             raise ValueError("value=None: must be given, column_sampling='importance' samples by its norms")
@@ -209,7 +209,7 @@ class Skeinformer(SampledAttention):
         return query @ key.transpose(-1, -2) * self.head_dim**-0.5
 
     def _flops(self, seq_len: int) -> int:
-        """Scores and weighted values of columns and pilots, and the fill; all scores where D is exact."""
+        """Scores and weighted values of columns and pilots, and the fill; all scores if D is exact."""
         n, d = seq_len, min(self.num_features, seq_len)
         products = {"adaptive": 2 * n * d + 2 * n, "simple": 2 * n * d, "none": n * n + n * d}[self.row_normalization]
         products += n * d * (self.pilot_reuse or self.column_sampling == "importance")
@@ -239,20 +239,21 @@ def adaptively_normalised(scores: Tensor, selected: Tensor, others: Tensor) -> t
 def geometric_mean(
     query: Tensor, keys: Tensor, value: Tensor, selected: Tensor, unselected: Tensor, scale: float
 ) -> Attended:
-    """What equation 6 merges with the softmax over the columns: one key, which stands for all that were not selected.
+    """The part of equation 6 for the keys that were not selected, as attention to one key, to `merge` with the columns.
 
-    `log g` is the mean of the scores of the columns, and so the score of the mean of their keys; as many keys as are
-    not selected are one with the logarithm of their number added to its log-sum-exp, and with the mean of their values.
+    `log g` is the mean of the columns' scores, and so the score of the mean of their keys. All keys that were not
+    selected have this score: together they are one key with the mean of their values, and the logarithm of their number
+    added to its log-sum-exp.
 
     Args:
         query: `(batch, heads, n, h)`; so is `value`.
-        keys: `(batch, heads, d, h)`, of the columns.
+        keys: `(batch, heads, d, h)`, the keys of the columns.
         selected: `(batch, heads, 1, d)` bool, False at surplus columns.
         unselected: `(batch, heads, 1, n)` bool.
         scale: factor of the scores.
     """
     precision = torch.promote_types(keys.dtype, torch.float32)
-    # Where columns are surplus no key is left, but theirs are padding, which may be too large for a mean.
+    # Not surplus columns: their keys are padding, which may be too large for a mean (and then no other key is left).
     shown = selected.to(precision)
     mean_key = shown @ keys.to(precision) / shown.sum(-1, keepdim=True).clamp_min(1)
     others = unselected.sum(-1, keepdim=True)

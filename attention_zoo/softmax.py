@@ -44,7 +44,7 @@ class Softmax(DenseAttention):
 
 
 class KernelSoftmax(Softmax):
-    """Softmax attention by a kernel that the mechanism is named after: what the kernel cannot take is refused."""
+    """Softmax attention by the kernel that the mechanism is named after: inputs that it does not take are refused."""
 
     is_kernel = True
 
@@ -56,8 +56,8 @@ class KernelSoftmax(Softmax):
         Args:
             query: `(batch, heads, queries, head_dim)`.
             key: `(batch, heads, keys, head_dim)`; so is `value`.
-            mask: bool `(batch, 1, 1 or queries, keys)`, True where visible, somewhere in every row; None sees all.
-            is_causal: hide the future; never with a mask.
+            mask: bool `(batch, 1, 1 or queries, keys)`, True where visible, at least once in every row; None is all.
+            is_causal: hide the future; never given with a mask.
         """
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class KernelSoftmax(Softmax):
         return self._masked(query, key, value, visible)
 
     def _masked(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> tuple[Tensor, str]:
-        # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
+        # The kernels return NaN for a row that sees nothing: let it see everything, then set it to zero.
         blind = ~visible.any(-1, keepdim=True)
         out, backend = self._kernel(query, key, value, visible | blind, False)
         return out.masked_fill(blind, 0), backend

@@ -1,4 +1,4 @@
-"""V-Mean, the attention that looks at nothing: Chen et al. 2022 (Skeinformer), section 5 and figure 1."""
+"""V-Mean, attention with uniform weights: Chen et al. 2022 (Skeinformer), section 5 and figure 1."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from attention_zoo.info import ALL_DTYPES, AttentionInfo
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 from attention_zoo.registry import register
 
-# Rows that one thread of a GPU adds up, one after the other.
+# Rows that one GPU thread sums one after the other.
 SCAN_BLOCK = 128
 
 
 def masked_mean(value: Tensor, padding: Tensor | None) -> Tensor:
-    """The mean of the values that are not padding, `(batch, heads, 1, head_dim)`; zeros where all are.
+    """The mean of the values that are not padding, `(batch, heads, 1, head_dim)`; zeros if all are padding.
 
     Args:
         value: `(batch, heads, seq_len, head_dim)`.
@@ -31,8 +31,8 @@ def masked_mean(value: Tensor, padding: Tensor | None) -> Tensor:
 def cumulative_sum(x: Tensor) -> Tensor:
     """`x.cumsum(2)` of `(batch, heads, seq_len, k)`, in at least float32.
 
-    A GPU scans this dimension with a thread for each column, too few to fill it: there blocks are scanned, then their
-    sums. A CPU loses a fifth by that.
+    A GPU scans this dimension with one thread per column, too few to fill it. So there blocks are scanned first, then
+    their sums. On a CPU that would be a fifth slower.
     """
     precision = torch.promote_types(x.dtype, torch.float32)
     if x.device.type == "cpu":
@@ -44,9 +44,9 @@ def cumulative_sum(x: Tensor) -> Tensor:
 
 
 def cumulative_mean(value: Tensor, padding: Tensor | None) -> Tensor:
-    """The mean of the values up to each position, padding left out, `(batch, heads, seq_len, head_dim)`."""
+    """The mean of the values up to each position, without padding, `(batch, heads, seq_len, head_dim)`."""
     visible = visible_keys(1, value.shape[2], False, padding, value.device)
-    # Along the last dimension a GPU scans in parallel.
+    # A GPU scans the last dimension in parallel.
     count = visible.cumsum(-1).transpose(-1, -2).clamp_min(1)
     return (cumulative_sum(zero_padding(value, padding)) / count).to(value.dtype)
 
@@ -55,7 +55,7 @@ def cumulative_mean(value: Tensor, padding: Tensor | None) -> Tensor:
 class VMean(FeatureMapAttention):
     """The mean of the visible values, `(1/n) 1 1^T V`, whatever the queries and keys are.
 
-    The baseline against sampling: softmax attention with Q = 0. Causal, it is the cumulative mean. Its feature is 1.
+    A baseline for sampling: softmax attention with Q = 0. If causal, it is the cumulative mean. Its feature is 1.
     """
 
     info = AttentionInfo(

@@ -1,8 +1,8 @@
 """Mechanisms in existing models, through the attention interface of transformers (tested with 5.23).
 
-`register()`, then `attn_implementation="polysketch"`; or `attach(model, "polysketch")`, which also makes the mechanisms
-of all layers at once and checks that the model calls them. What a model asks for and a mechanism cannot do is refused.
-Once something is registered, `save_pretrained` saves the mechanisms too, and `from_pretrained` makes and loads them.
+Call `register()`, then set `attn_implementation="polysketch"`; or call `attach(model, "polysketch")`, which also makes
+the mechanisms of all layers at once and checks that the model calls them. If a model asks for something that a
+mechanism cannot do, that is refused. After `register`, `save_pretrained` and `from_pretrained` include the mechanisms.
 """
 
 import copy
@@ -30,7 +30,7 @@ from attention_zoo.registry import hyperparameters, info, list_attentions
 
 __all__ = ["attach", "register"]
 
-# transformers takes every name with one of these in it for an implementation of its own, and loads that one.
+# transformers loads its own implementation for every name that contains one of these.
 RESERVED = ("eager", "flash", "flex_attention", "paged", "sdpa")
 PROBE = "attention_zoo_probe"
 
@@ -43,21 +43,21 @@ def register(
     max_seq_len: int | None = None,
     **settings: Any,
 ) -> None:
-    """Make a mechanism known to transformers as `attn_implementation=name`; without a name all of them, by their own.
+    """Register a mechanism in transformers as `attn_implementation=name`; without a name, all of them by their names.
 
-    `flash` is called `fused` there: transformers takes any name with "flash" in it for FlashAttention-2 and its kin.
+    `flash` is called `fused` there: transformers takes any name that contains "flash" for a FlashAttention package.
     The query is multiplied by `scaling sqrt(head_dim)`, so that a mechanism that divides its scores by sqrt(head_dim)
     has the model's scaling (the factor is 1 in most models; the layer norms of polynomial and polysketch undo it).
 
-    On this path a layer makes its mechanism in its first forward pass. An optimizer that exists already would miss its
-    parameters, so a first pass in training mode is refused where there are any: `attach` instead.
+    A layer then makes its mechanism in its first forward pass. An optimizer that already exists would miss the
+    mechanism's parameters, so if it has any, a first pass in training mode is refused: use `attach`.
 
     Args:
-        name: an identifier; a variant with hyperparameters of its own wants a name of its own.
+        name: an identifier; a variant with other hyperparameters needs another name.
         attention: the mechanism; None is the one called `name`.
         seed: layer i draws from `seed + i`.
         max_seq_len: the longest sequence; None is the `max_position_embeddings` of the model's config.
-        **settings: of the mechanism, but for what the model decides: `dropout`, and `scale` of a softmax.
+        **settings: hyperparameters, except those that the model decides: `dropout`, and `scale` of a softmax.
 
     Raises:
         ValueError: the name is taken, or the mechanism or a hyperparameter is unknown.
@@ -74,7 +74,7 @@ def register(
     require("name", name, usable, f"an identifier without {', '.join(RESERVED)}, which transformers keeps for its own")
     attention = attention or next((each for each in list_attentions() if _interface_name(each) == name), name)
     _check_hyperparameters(attention, settings)
-    # A config gives back lists.
+    # A saved config returns tuples as lists.
     settings = {k: tuple(x) if isinstance(x, list) else x for k, x in settings.items()}
     wanted = Implementation(name, attention, check_int("seed", seed, 0), max_seq_len, settings)
     if name not in _REGISTERED:
@@ -83,7 +83,7 @@ def register(
     known = _REGISTERED[name]
     require("name", name, known == wanted, f"new: it is {known.attention} {known.hyperparameters}, seed {known.seed}")
     AttentionInterface.register(name, known)
-    # Without a mask function of the same name, models drop their padding masks without a word.
+    # Without a mask function of the same name, models silently drop their padding masks.
     AttentionMaskInterface.register(name, key_mask)
 
 
@@ -95,18 +95,18 @@ def attach(
     example: Mapping[str, Tensor] | None = None,
     **settings: Any,
 ) -> list[Attention]:
-    """Swap the attention of every layer or of some, and make the mechanisms before an optimizer looks for parameters.
+    """Replace the attention of all or some layers, and make the mechanisms before an optimizer collects parameters.
 
-    One forward pass makes them and shows that they are called: a model outside transformers' attention interface
-    (GPT-Neo, BLOOM) only warns at `set_attn_implementation`, and keeps what it has. The mechanisms are submodules of
-    the attention modules and part of the state_dict: attach before `load_state_dict`. A model of `from_pretrained`
-    already has those that were saved with it, and keeps them.
+    One forward pass makes them and shows that they are called: a model without transformers' attention interface
+    (GPT-Neo, BLOOM) only warns in `set_attn_implementation`, and keeps its attention. The mechanisms are submodules of
+    the attention modules and part of the state_dict: attach before `load_state_dict`. A model from `from_pretrained`
+    already has the mechanisms that were saved with it, and keeps them.
 
     Args:
         model: a `PreTrainedModel`, or a part of one.
         name: as in `register`, which is called with `settings` unless there are none and the name is known.
-        layers: which attention modules, in the order of their calls, from 0; the others keep theirs (those with a
-            sliding window, say), now and when the model's implementation is set again. None is all of them.
+        layers: the attention modules, numbered from 0 in the order of their calls; the others keep their attention (for
+            example a sliding window), also when the model's implementation is set again. None is all of them.
         example: arguments of the forward pass; None is a few tokens.
         **settings: further arguments of `register`.
 
@@ -114,8 +114,8 @@ def attach(
         The mechanisms in the order of their calls; mechanism i draws from `seed + i`.
 
     Raises:
-        UnsupportedError: the model does not call its attention through the interface, asks for what the mechanism
-            cannot do (a causal Linformer, say), or comes from a checkpoint whose weights of `name` were not loaded.
+        UnsupportedError: the model does not call its attention through the interface, needs what the mechanism cannot
+            do (for example a causal Linformer), or comes from a checkpoint whose weights of `name` were not loaded.
     """
     if settings or name not in _REGISTERED:
         register(name, **settings)
@@ -138,7 +138,7 @@ def attach(
 
 @contextmanager
 def _implementation(model: Any, name: str, modules: Sequence[nn.Module] | None) -> Iterator[None]:
-    """Set it, of a model or of some of its attention modules; what was set before comes back after an error."""
+    """Set the implementation of a model, or of some of its attention modules; restore the old one after an error."""
     before = model.config._attn_implementation, [module.config for module in modules or ()]
     try:
         if modules is None:
@@ -156,7 +156,7 @@ def _implementation(model: Any, name: str, modules: Sequence[nn.Module] | None) 
 
 
 def _chosen(model: Any, layers: Sequence[int], inputs: Mapping[str, Tensor]) -> list[nn.Module]:
-    """The attention modules of these places in the order of their calls."""
+    """The attention modules with these numbers, in the order of their calls."""
     called = dict[nn.Module, None]()
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values()
     before = [config._attn_implementation for config in configs]
@@ -182,7 +182,7 @@ def _chosen(model: Any, layers: Sequence[int], inputs: Mapping[str, Tensor]) -> 
 
 @torch.no_grad()
 def _call(model: Any, inputs: Mapping[str, Tensor]) -> None:
-    """A forward pass that changes nothing."""
+    """A forward pass in evaluation mode; the modes of all modules are restored."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()(**inputs)
@@ -192,7 +192,7 @@ def _call(model: Any, inputs: Mapping[str, Tensor]) -> None:
 
 
 def _register_saved(name: str, *, seed: int, max_seq_len: int | None, **settings: Any) -> None:
-    """Register what a checkpoint has; the seeds and lengths of its layers come from there, whatever they are here."""
+    """Register a mechanism of a checkpoint; its layers have their own seeds and lengths, so these may differ here."""
     if name in _REGISTERED:
         seed, max_seq_len = _REGISTERED[name].seed, _REGISTERED[name].max_seq_len
     register(name, seed=seed, max_seq_len=max_seq_len, **settings)

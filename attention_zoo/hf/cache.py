@@ -1,6 +1,6 @@
-"""Decoding in models: a cache of transformers that keeps the state of each layer's mechanism instead of its keys.
+"""Decoding in models: a transformers cache that stores the state of each layer's mechanism instead of keys and values.
 
-`generate` makes it by itself; a loop of one's own passes `past_key_values=StateCache(model)`.
+`generate` makes it automatically; your own loop passes `past_key_values=StateCache(model)`.
 """
 
 import functools
@@ -17,12 +17,12 @@ from attention_zoo.hf.implementation import decodes_from_state
 from attention_zoo.hf.masks import MARK, key_padding, visible_of
 from attention_zoo.ops.decoding.states import State
 
-# What `generate` calls its cache: transformers 5.24 renamed it.
+# The names of the cache in `generate`: transformers 5.24 renamed it.
 NAMES = ("cache", "past_key_values")
 
 
 class StateLayer(CacheLayerMixin):
-    """The state of one layer: of a size that does not grow, where the mechanism has such a one."""
+    """The state of one layer; its size does not grow if the mechanism has a state of constant size."""
 
     is_sliding = False
 
@@ -31,16 +31,16 @@ class StateLayer(CacheLayerMixin):
         self.state: State | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """The mechanism makes the state."""
+        """Nothing to do: the mechanism makes the state."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The new keys and values alone, marked as this layer's; `attend` adds them to the state."""
+        """Return only the new keys and values, and mark the keys with this layer; `attend` adds them to the state."""
         self.is_initialized = True
         setattr(key_states, MARK, self)
         return key_states, value_states
 
     def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """The outputs of the new tokens, `(batch, heads, tokens, head_dim)`, whose state is kept.
+        """Add the new tokens to the state, and return their outputs, `(batch, heads, tokens, head_dim)`.
 
         Args:
             attention: the layer's mechanism, one that decodes.
@@ -54,22 +54,22 @@ class StateLayer(CacheLayerMixin):
         mask = None if mask is None else visible_of(mask)[..., -tokens:]
         padding = key_padding(mask, causal=True)
         if self.state is not None and tokens == 1:
-            # A step without padding is a faster one.
+            # A step without a padding mask is faster.
             padding = None if padding is None or not padding.any() else padding
             return attention.step(query, key, value, self.state, padding)[0]
         out, self.state = attention.prefill(query, key, value, padding, self.state)
         return out
 
     def get_seq_length(self) -> int:
-        """Tokens seen, padding among them."""
+        """The number of tokens seen, padding included."""
         return 0 if self.state is None else self.state.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """A mask tells of all tokens seen."""
+        """A mask covers all tokens seen, and starts at 0."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        """No bound of its own."""
+        """-1: no limit."""
         return -1
 
     def reset(self) -> None:
@@ -86,16 +86,16 @@ class StateLayer(CacheLayerMixin):
             self.state.select(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each sequence so many times."""
+        """Repeat each sequence `repeats` times."""
         if self.state is not None:
             self.state.select(torch.arange(self.state.batch_size).repeat_interleave(repeats))
 
 
 class StateCache(Cache):
-    """A cache of states for the layers of a model whose mechanism decodes from one, of keys and values for the others.
+    """A cache with a state for each layer whose mechanism decodes from one, and keys and values for other layers.
 
     Args:
-        model: one whose layers attend by mechanisms of the zoo.
+        model: a model whose layers use mechanisms of the zoo.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -107,7 +107,7 @@ class StateCache(Cache):
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[int, bool]]:
-    """The number of each attention module, and whether its mechanism is to decode from a state."""
+    """The layer index of each attention module, and whether its mechanism decodes from a state."""
     for module in model.modules():
         index, config = getattr(module, "layer_idx", None), getattr(module, "config", None)
         if isinstance(index, int) and config is not None:
@@ -116,7 +116,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[int, bool]]:
 
 @functools.cache
 def install() -> None:
-    """Let `generate` make a `StateCache` where it would make a cache of keys, and a layer decodes from a state."""
+    """Make `generate` use a `StateCache` instead of its default cache if any layer decodes from a state."""
     prepare: Callable[..., Any] = GenerationMixin._prepare_cache_for_generation
 
     @functools.wraps(prepare)

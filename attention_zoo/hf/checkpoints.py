@@ -1,8 +1,8 @@
 """Mechanisms in `save_pretrained` and `from_pretrained`.
 
-transformers makes a model from its config alone, and drops the weights for which it then has no place. So a saved
+transformers makes a model from its config alone, and drops weights for which the model has no parameter. So a saved
 config lists the mechanisms, under `attention_zoo`, and they are made again before the weights are loaded. Between these
-two steps transformers has a hook for quantizers only, hence its methods that save and load are wrapped.
+two steps transformers has a hook for quantizers only, so its methods that save and load are wrapped.
 """
 
 import functools
@@ -18,13 +18,13 @@ from attention_zoo.hf.implementation import Mechanisms, floating_dtype, listed
 from attention_zoo.info import UnsupportedError
 from attention_zoo.registry import create
 
-# What layers have for themselves; the other arguments of a mechanism are those of `register`.
+# The arguments that differ between layers; the other arguments of a mechanism are those of `register`.
 OF_A_LAYER = ("head_dim", "num_heads", "causal", "max_seq_len", "seed")
 
 
 @functools.cache
 def install(register: Callable[..., None]) -> None:
-    """Let the models of transformers save and load their mechanisms.
+    """Make transformers' models save and load their mechanisms.
 
     Args:
         register: called as `register(name, **settings)` for each name that a config lists.
@@ -49,15 +49,15 @@ def install(register: Callable[..., None]) -> None:
 
 
 def _parts(model: nn.Module) -> dict[str, Any]:
-    """The models with a config by their paths in `model`: itself, and those that it is made of."""
+    """The `PreTrainedModel`s in `model` by their paths: itself, and those inside it."""
     return {path: part for path, part in model.named_modules() if isinstance(part, PreTrainedModel)}
 
 
 @contextmanager
 def _listed_in_configs(model: nn.Module) -> Iterator[None]:
-    """List the mechanisms, those of a layer in the config of the innermost model around it.
+    """Inside, each config lists its mechanisms: those of a layer are in the config of the innermost model around it.
 
-    A layer is named by the class of that model and its path there: both are the same under any head.
+    A layer's name is the class of that model and the layer's path in it: both are the same under any head.
     """
     parts = _parts(model)
     lists: dict[int, dict[str, Any]] = {id(part.config): {} for part in parts.values()}
@@ -89,7 +89,7 @@ def _write(config: Any, layers: Mapping[str, Any]) -> None:
 
 
 def _make(model: nn.Module, register: Callable[..., None]) -> tuple[str, ...]:
-    """Make the mechanisms that the configs list, and strike them out; what the names of their weights begin with.
+    """Make the mechanisms that the configs list, and remove them from there; returns the prefixes of their weights.
 
     Layers that this model does not have, such as the encoder's in a decoder, remain listed.
     """
@@ -123,7 +123,7 @@ def _add(module: Any, name: str, arguments: dict[str, Any], register: Callable[.
 
 
 def _check(info: Any, made: tuple[str, ...], names: set[str]) -> None:
-    """Refuse a checkpoint and a config of which one has mechanisms that the other has not."""
+    """Refuse a checkpoint and a config if one has mechanisms that the other does not have."""
     for key in sorted({*info.missing_keys, *(key for key, *_ in info.mismatched_keys)}):
         if key.startswith(made):
             raise UnsupportedError(

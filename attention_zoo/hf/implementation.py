@@ -1,4 +1,4 @@
-"""What a model of transformers calls instead of its own attention."""
+"""The attention function that a transformers model calls instead of its own."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ from attention_zoo.info import UnsupportedError
 from attention_zoo.registry import attention_class, create, info
 from attention_zoo.softmax import Softmax
 
-# What models add to the scores, or which keys they choose: none of it may be left out unnoticed.
+# Arguments that add to the scores or choose keys: none of them may be ignored silently.
 REFUSED = ("position_bias", "softcap", "s_aux", "sinks", "cache", "indices", "block_indices", "cu_seq_lens_q")
 
 
 class Mechanisms(nn.ModuleDict):
-    """The mechanisms of an attention module by name, and what each name was registered with.
+    """The mechanisms of an attention module by name, and the settings that each name was registered with.
 
-    `is_loaded`: they are those of a checkpoint.
+    `is_loaded`: they come from a checkpoint.
     """
 
     def __init__(self, is_loaded: bool = False) -> None:
@@ -32,9 +32,9 @@ class Mechanisms(nn.ModuleDict):
 
 @dataclass
 class Implementation:
-    """A mechanism with its hyperparameters; its state is the model's, a submodule of each attention module.
+    """A mechanism with its hyperparameters; its instances are in the model, submodules of the attention modules.
 
-    While a model is being attached to, `called` collects its attention modules in the order of their calls.
+    During `attach`, `called` collects the model's attention modules in the order of their calls.
     """
 
     name: str
@@ -60,16 +60,16 @@ class Implementation:
         """Attend for the layer `module`.
 
         Args:
-            module: the attention module that calls.
+            module: the calling attention module.
             query: `(batch, heads, queries, head_dim)`.
-            key: `(batch, groups, keys, head_dim)`; each group of queries shares one head of keys and values.
+            key: `(batch, groups, keys, head_dim)`; each group of query heads shares one head of keys and values.
             value: shaped like `key`.
             attention_mask: as `key_mask` made it, or as the user gave it.
             dropout: of the attention weights; 0 unless the module is training.
             scaling: factor of the scores; None is 1/sqrt(head_dim).
-            is_causal: None is the module's own.
-            sliding_window: keys that a query sees, refused where that is not all.
-            **kwargs: what else the model passes on; some of it is refused, none is used.
+            is_causal: None takes it from the module.
+            sliding_window: how many keys a query sees; refused if there are more keys.
+            **kwargs: other arguments of the model; some are refused, none is used.
 
         Returns:
             The output, `(batch, queries, heads, head_dim)`, and no weights.
@@ -80,9 +80,9 @@ class Implementation:
         if value.shape[-1] != key.shape[-1]:
             raise UnsupportedError(f"head_dim: values have {value.shape[-1]}, keys {key.shape[-1]}; must be the same")
         if attention_mask is not None and attention_mask.ndim == 2:
-            # A static cache has room for more keys than there are.
+            # A static cache returns keys for tokens to come, too.
             key, value = (tensor[:, :, : attention_mask.shape[1]] for tensor in (key, value))
-        # Under autocast rotary embeddings are float32, and values are not.
+        # Under autocast rotary embeddings make queries and keys float32, but not values.
         query, key = query.to(value.dtype), key.to(value.dtype)
         causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
         if causal is None:
@@ -122,7 +122,7 @@ class Implementation:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What `register` was given for this name."""
+        """The arguments of `register` for this name."""
         common = {"attention": self.attention, "seed": self.seed, "max_seq_len": self.max_seq_len}
         return common | self.hyperparameters
 
@@ -147,7 +147,7 @@ class Implementation:
         return attention
 
     def _refuse_untrained(self, module: nn.Module, attention: Attention) -> None:
-        """Refuse a new mechanism where the checkpoint's is expected, or where no optimizer would find it."""
+        """Refuse a new mechanism if the checkpoint's is expected, or if an existing optimizer would miss it."""
         made = module.attention_zoo
         assert isinstance(made, Mechanisms)
         is_listed = any(self.name in layer for layer in listed(getattr(module, "config", None)).values())
@@ -159,7 +159,7 @@ class Implementation:
         if self.called is not None:
             return
         has_weights = any(weight.requires_grad for weight in attention.parameters())
-        # A variant of a loaded mechanism may have no weights, but draws of its own.
+        # A variant of a loaded mechanism may have no weights, but its own random buffers.
         is_variant = self.attention in (settings["attention"] for settings in made.settings.values())
         if made.is_loaded and (has_weights or (is_variant and attention.state_dict())):
             raise UnsupportedError(
@@ -181,12 +181,12 @@ class Implementation:
 
 
 def floating_dtype(module: nn.Module) -> torch.dtype | None:
-    """The dtype of a module's weights, but for quantized ones; None if it has none."""
+    """The dtype of a module's weights, ignoring quantized ones; None if it has no others."""
     return next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), None)
 
 
 def listed(config: Any) -> dict[str, dict[str, Any]]:
-    """The mechanisms that a config lists and its model does not have: by layer, then by name."""
+    """The mechanisms that a config lists and its model does not have (yet): by layer, then by name."""
     return getattr(config, "attention_zoo", None) or {}
 
 
@@ -194,7 +194,7 @@ _REGISTERED: dict[str, Implementation] = {}
 
 
 def decodes_from_state(name: str | None) -> bool:
-    """Whether layers of this `attn_implementation` generate from a state; softmax does from the keys of any cache."""
+    """Whether layers with this `attn_implementation` decode from a state; softmax uses the keys of any cache."""
     if name not in _REGISTERED:
         return False
     attention = _REGISTERED[name].attention

@@ -1,4 +1,4 @@
-"""Masks of transformers, and what a mechanism understands of them: key padding and a causal flag."""
+"""transformers' masks as a mechanism takes them: a key padding mask and a causal flag."""
 
 import copy
 from typing import Any
@@ -13,7 +13,7 @@ from attention_zoo.info import UnsupportedError
 from attention_zoo.ops.masking import visible_keys
 from attention_zoo.softmax import Softmax
 
-# A model hands the keys that a cache returns to its attention, and nothing else of the cache: they name its layer.
+# The attribute of keys that names their cache layer: a model passes the keys to its attention, but not the cache.
 MARK = "attention_zoo_layer"
 
 
@@ -29,11 +29,11 @@ def key_mask(
     allow_is_bidirectional_skip: bool = False,
     **common: Any,
 ) -> Tensor | None:
-    """The mask function that transformers calls (`AttentionMaskInterface`), without the n x n mask where it can be.
+    """The mask function that transformers calls (`AttentionMaskInterface`), without the n x n mask if possible.
 
     Returns:
-        None where there are as many keys as queries, and all are tokens; else `(batch, keys)` bool, True at tokens,
-        without the keys that a static cache has room for but not yet; else, where padding and causality may not be all,
+        None if there are as many keys as queries, and all are tokens; else `(batch, keys)` bool, True at tokens,
+        without the empty places of a static cache; or, if there may be more than padding and causality,
         `(batch, 1, queries, keys)` bool, True where visible.
 
     Raises:
@@ -43,8 +43,8 @@ def key_mask(
         raise UnsupportedError(
             f"sliding_window={local_size}: is shorter than the {kv_length} keys, all of which are seen"
         )
-    # Where transformers insists on the whole mask, it need not be what the causal flag says: `key_padding` compares.
-    # Where it does not, a window as long as the sequence leaves what is left without one.
+    # If transformers insists on the whole mask, it may differ from the causal flag: `key_padding` compares them.
+    # If it does not insist, a window as long as the sequence is the same as no window.
     causal = mask_function is causal_mask_function and (allow_is_causal_skip or q_length == 1)
     causal = causal or (local_size is not None and allow_is_causal_skip)
     bidirectional = mask_function is bidirectional_mask_function or local_size is not None
@@ -57,15 +57,15 @@ def key_mask(
     if attention_mask is None:
         return torch.ones(common["batch_size"], seen, dtype=torch.bool, device=common["device"]) if is_cached else None
     tokens = F.pad(attention_mask, (0, seen - attention_mask.shape[1]))
-    # Compiled code does not look into a mask to see whether it is needed.
+    # Compiled code cannot look at the values of a mask to see whether it is needed.
     return tokens if is_cached or torch.compiler.is_compiling() or not tokens.all() else None
 
 
 def attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend, `(batch, heads, seq_len, head_dim)`, under a mask as from `key_mask`.
+    """Attend, `(batch, heads, seq_len, head_dim)`, with a mask from `key_mask`.
 
     Raises:
-        UnsupportedError: the mask says more than padding; or the keys come from a cache, and this is not softmax.
+        UnsupportedError: the mask is more than padding; or the keys come from a cache, and this is not softmax.
     """
     queries, keys = query.shape[2], key.shape[2]
     if mask is not None:
@@ -79,7 +79,7 @@ def attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask
     if mask is None:
         raise UnsupportedError(f"{numbers}: without a mask it is open which keys each of them sees")
     visible = mask[:, 0] if mask.ndim == 4 else mask[:, None] & mask.new_ones(queries, keys).tril(keys - queries)
-    # Every query becomes a batch item, and what it may not see its padding; a single one copies nothing.
+    # Every query becomes a batch item, and the keys that it may not see become padding; one query needs no copies.
     single = copy.copy(attention)
     single.causal = False
     by_position = query.transpose(1, 2)
@@ -91,11 +91,11 @@ def attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask
 
 
 def key_padding(mask: Tensor | None, causal: bool) -> Tensor | None:
-    """The `(batch, keys)` padding, True at padding, that says the same as `mask` and the causal flag.
+    """The `(batch, keys)` padding, True at padding, that with the causal flag is equivalent to `mask`.
 
     Raises:
-        UnsupportedError: there is none, because sequences are packed, or blocks see each other.
-        RuntimeError: the same of compiled code, which finds it out as it runs.
+        UnsupportedError: there is none, for example because sequences are packed, or blocks see each other.
+        RuntimeError: the same in compiled code, which finds out while it runs.
     """
     if mask is None or mask.ndim == 2:
         return None if mask is None else ~mask
@@ -107,11 +107,11 @@ def key_padding(mask: Tensor | None, causal: bool) -> Tensor | None:
 
 
 def visible_of(mask: Tensor) -> Tensor:
-    """A mask as bool, True where visible; one of four dimensions and floats is what is added to the scores.
+    """A mask as bool, True where visible; a float mask of four dimensions is a bias that is added to the scores.
 
     Raises:
-        UnsupportedError: it differs between heads, or does more than hide.
-        RuntimeError: it does more than hide, in compiled code.
+        UnsupportedError: it differs between heads, or does more than hide keys.
+        RuntimeError: it does more than hide keys, in compiled code.
     """
     if mask.ndim == 2:
         return mask.bool()
@@ -125,7 +125,7 @@ def visible_of(mask: Tensor) -> Tensor:
 
 
 def _require(holds: Tensor, message: str) -> None:
-    """Refuse where a number is false; a compiled graph holds no branch on it, but an assertion."""
+    """Refuse if `holds` is false; a compiled graph cannot branch on its value, but can assert it."""
     if torch.compiler.is_compiling():
         torch._assert_async(holds, message)
     elif not holds:

@@ -1,1 +1,1 @@
-"""Functions on tensors that several mechanisms share; none of them knows a mechanism."""
+"""Functions on tensors that mechanisms share; none of them imports a mechanism."""

@@ -1,4 +1,4 @@
-"""Functions of keys or of queries from some of them at a time: what is computed in between is never there for all."""
+"""Functions of keys or queries, computed for some at a time: intermediate results are never in memory for all."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Weights = Callable[..., tuple[Tensor, Tensor]]
 
 KEYS_AT_ONCE = 4096
-# Weights in memory together: on a CPU they stay in its cache, a GPU has more and wants larger products.
+# Weights in memory together: on a CPU they stay in its cache, a GPU has more memory and wants larger products.
 CPU_ENTRIES, GPU_ENTRIES = 2**20, 2**24
 LEAST_ROWS = 64
 
@@ -21,13 +21,14 @@ LEAST_ROWS = 64
 def by_keys(
     function: Function, key: Tensor, query_features: Tensor, parameters: Sequence[Tensor] = ()
 ) -> tuple[Tensor, ...]:
-    """`function(key, query_features)`, where every key counts for itself; gradients compute it again.
+    """`function(key, query_features)` for some keys at a time; the backward pass computes it again.
 
     Args:
-        function: of some keys, `(batch, heads, keys, h)`; its results have the keys in their last dimension.
+        function: takes some keys, `(batch, heads, keys, h)`; its results have the keys in their last dimension, and
+            each key is treated by itself.
         key: `(batch, heads, n, h)`.
-        query_features: what the keys meet, whole.
-        parameters: what else the function depends on and gradients go to.
+        query_features: the second argument of every call.
+        parameters: other tensors that the function depends on and that need gradients.
     """
     if key.shape[2] <= KEYS_AT_ONCE:
         return function(key, query_features)
@@ -45,33 +46,33 @@ def weighted_values_by_rows(
     padding: Tensor | None,
     parameters: Sequence[Tensor] = (),
 ) -> Tensor:
-    """`W V / t` for weights W and denominators t, some rows at a time; gradients compute them again.
+    """`W V / t` for weights W and denominators t, some rows at a time; the backward pass computes them again.
 
     Args:
-        weights: `weights(query, key, visible, *parameters)` gives W, `(batch, heads, queries, keys)`, and t, `(batch,
-            heads, queries, 1)`, of some queries and the keys up to the last that one of them sees. `visible` says
-            which of the *last* keys they see, broadcastable, or is None: all.
+        weights: `weights(query, key, visible, *parameters)` returns W, `(batch, heads, queries, keys)`, and t, `(batch,
+            heads, queries, 1)`, for some queries and the keys up to the last that one of them sees. `visible` says
+            which of the *last* keys they see, broadcastable; None is all.
         query: `(batch, heads, queries, h)`.
         key: `(batch, heads, keys, h)`; so is `value`.
         causal: query i sees keys j <= i only.
         padding: `(batch, keys)` bool, True at padding.
-        parameters: what else the weights depend on and gradients go to.
+        parameters: other tensors that the weights depend on and that need gradients.
     """
     return _WeightedValues.apply(weights, causal, query, key, value, padding, *parameters)
 
 
-class _Rows(NamedTuple):
-    """Some rows, how many keys are there for them, and which of the last of these are visible."""
+class _RowChunk(NamedTuple):
+    """Some rows, the keys up to the last that they see, and which of the last of these are visible."""
 
     rows: slice
     keys: slice
     visible: Tensor | None
 
 
-def _row_chunks(query: Tensor, key: Tensor, causal: bool, padding: Tensor | None) -> Iterator[_Rows]:
+def _row_chunks(query: Tensor, key: Tensor, causal: bool, padding: Tensor | None) -> Iterator[_RowChunk]:
     keys, entries = key.shape[2], CPU_ENTRIES if query.device.type == "cpu" else GPU_ENTRIES
     size = max(1, entries // (query.shape[:2].numel() * keys))
-    if causal:  # what is computed of the future is little
+    if causal:  # short chunks: few weights of later keys are computed
         size = min(size, max(LEAST_ROWS, keys // 16))
     for start in range(0, query.shape[2], size):
         rows = slice(start, min(start + size, query.shape[2]))
@@ -80,7 +81,7 @@ def _row_chunks(query: Tensor, key: Tensor, causal: bool, padding: Tensor | None
         if causal:
             here = torch.ones(width - start, width - start, dtype=torch.bool, device=query.device).tril()
             visible = here if visible is None else visible & F.pad(here, (start, 0), value=True)
-        yield _Rows(rows, slice(width), visible)
+        yield _RowChunk(rows, slice(width), visible)
 
 
 class _WeightedValues(torch.autograd.Function):
@@ -123,7 +124,7 @@ def _divided(x: Tensor, total: Tensor) -> Tensor:
 
 
 class _Recomputed(torch.autograd.Function):
-    # torch.utils.checkpoint would import TorchDynamo at its first call: a second.
+    # Not torch.utils.checkpoint: its first call imports TorchDynamo, which takes a second.
     @staticmethod
     def forward(
         ctx: Any, function: Function, key: Tensor, query_features: Tensor, *parameters: Tensor

@@ -1,4 +1,4 @@
-"""Draws that follow from their generator alone, whatever the process's defaults are, in float32 on its device.
+"""Random tensors that depend on their generator alone, not on torch's defaults: float32, on the generator's device.
 
 Among them are matrices for sketching tensor powers, and orthogonal random features.
 """
@@ -20,7 +20,7 @@ def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def integers(below: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """iid, from 0 on, int64."""
+    """iid, uniform on 0, ..., below - 1, int64."""
     return torch.randint(below, shape, generator=generator, device=generator.device)
 
 
@@ -38,7 +38,7 @@ def hadamard(size: int) -> Tensor:
 
 
 def sampled_hadamard(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """`D H P`: random signs D, Walsh-Hadamard H, P samples `columns` columns with replacement; entries +-1."""
+    """`D H P`: D random signs, H Walsh-Hadamard, P samples `columns` columns with replacement; entries +-1."""
     signs = integers(2, (rows, 1), generator).to(torch.float32) * 2 - 1
     sampled = integers(rows, (columns,), generator)
     return signs * hadamard(rows)[:, sampled]
@@ -47,7 +47,7 @@ def sampled_hadamard(rows: int, columns: int, generator: torch.Generator) -> Ten
 def orthogonal_features(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """`(rows, columns)`: blocks of `columns` orthogonal rows, each marginally N(0, I).
 
-    The signs of R make Q Haar distributed; without them LAPACK's convention biases the features.
+    The signs of the diagonal of R make Q Haar distributed; without them LAPACK's convention biases the features.
     """
     blocks = []
     for _ in range(-(-rows // columns)):

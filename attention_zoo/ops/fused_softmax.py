@@ -1,7 +1,7 @@
-"""Softmax attention that also answers its log-sum-exp, by PyTorch's kernels (Dao et al. 2022, FlashAttention).
+"""Softmax attention that also returns its log-sum-exp, by PyTorch's kernels (Dao et al. 2022, FlashAttention).
 
-Whatever is a softmax over some keys can be put together from it: results over disjoint keys merge by their
-log-sum-exp, and the weight of any key is `exp(score - lse)`.
+With the log-sum-exp, softmax attention over parts of the keys can be combined: results over disjoint keys merge, and
+the weight of a key is `exp(score - lse)`.
 """
 
 from typing import Any, NamedTuple
@@ -13,27 +13,27 @@ from torch.autograd.function import once_differentiable
 
 from attention_zoo.ops.operators import autocast
 
-# The bias of a key that is not seen: below any score, and finite, so that a row of such keys is not NaN.
+# The bias of a hidden key: below any score, and finite, so that a row of hidden keys only is not NaN.
 HIDDEN = -1e30
 # Weights in memory together, few enough for the caches of a CPU.
 ENTRIES = 2**20
-# Numbers that a GPU's kernels load together: rows are as wide, and begin at, a multiple of them.
+# Elements that a GPU's kernels load together: the width and the start of a row are multiples of it.
 ALIGNED = 8
-# Heads in a grid of a GPU.
+# The most heads in a grid of a GPU.
 MOST_HEADS = 2**16 - 1
-# Rows of the log-sum-exp that PyTorch's memory-efficient kernel pads to.
+# PyTorch's memory-efficient kernel pads the log-sum-exp to a multiple of so many rows.
 LSE_ROWS = 32
-# What the flash kernel takes on a GPU, the columns that are added included.
+# What the flash kernel takes on a GPU; the columns that are added count.
 FLASH_DTYPES, LARGEST_FLASH_DIM = (torch.float16, torch.bfloat16), 256
 
 aten = torch.ops.aten
 
 
 class Attended(NamedTuple):
-    """`softmax(scale Q K^T) V` over the keys that are seen, `(batch, heads, queries, h)`, and `lse`, without its `h`.
+    """`out = softmax(scale Q K^T) V` over the visible keys, `(batch, heads, queries, h)`; `lse` has no last dimension.
 
-    `lse` is the logarithm of the sum of the exponentials of a row, in at least float32. A row that sees no key has
-    zeros, and an `lse` of about `HIDDEN`. `backend` is the name of the kernel that ran.
+    `lse` is the logarithm of the sum of the exponentials of a row, in at least float32. A row that sees no key is
+    zeros, with an `lse` of about `HIDDEN`. `backend` is the name of the kernel that ran.
     """
 
     out: Tensor
@@ -46,7 +46,7 @@ def attend(
 ) -> Attended:
     """Softmax attention and its log-sum-exp; gradients flow through both.
 
-    Memory is linear in the lengths, masks included, and no other device is waited for.
+    Memory is linear in the lengths, masks included, and nothing waits for the device.
 
     Args:
         query: `(batch, heads, queries, h)`.
@@ -54,7 +54,7 @@ def attend(
         scale: factor of the scores.
         causal: query i sees keys j <= i only.
         hidden: bool, broadcastable to `(batch, heads, queries, keys)`: True at keys that a query does not see. To
-            add a number to scores, add it to a log-sum-exp and `merge`: that is exact in any dtype.
+            add a number to the scores, add it to the log-sum-exp and `merge`: that is exact in any dtype.
     """
     return _attend(query, key, value, hidden, scale, causal, with_norms=False)[0]
 
@@ -62,7 +62,7 @@ def attend(
 def attend_with_column_norms(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float, hidden: Tensor | None = None
 ) -> tuple[Attended, Tensor]:
-    """`attend`, and the norm over the queries of each key's weights, `(batch, heads, keys)`, without a gradient."""
+    """`attend`, and the norm of each key's weights over the queries, `(batch, heads, keys)`, without a gradient."""
     return _attend(query, key, value, hidden, scale, False, with_norms=True)
 
 
@@ -72,9 +72,9 @@ def is_blind(lse: Tensor) -> Tensor:
 
 
 def merge(first: Attended, second: Attended) -> Attended:
-    """Join what the same queries got of disjoint keys."""
+    """Combine the results of the same queries over disjoint keys."""
     share = (second.lse - first.lse).sigmoid()[..., None]
-    # A share of 16 bits would lose what a few keys weigh beside many.
+    # In 16 bits the share of a few keys beside many would be lost.
     out = torch.lerp(first.out.to(share.dtype), second.out.to(share.dtype), share)
     return Attended(out.to(first.out.dtype), torch.logaddexp(first.lse, second.lse), first.backend)
 
@@ -85,15 +85,15 @@ def hidden_by(padding: Tensor | None) -> Tensor | None:
 
 
 def why_unsupported(query: Tensor) -> str | None:
-    """Why no kernel takes such an input; None if one does."""
+    """Why no kernel takes this input; None if one does."""
     if query.device.type != "cpu" and query.dtype == torch.float64:
         return f"PyTorch's kernels take no {query.dtype} on {query.device.type}"
     return None
 
 
 def backend_of(query: Tensor, hidden: Tensor | None) -> str:
-    """The name of the kernel that takes such an input: a CPU has flash; on a GPU it takes 16 bits and hides nothing."""
-    # Backwards the columns of `_with_lse_column` are there, too.
+    """The name of the kernel for this input: flash on a CPU; on a GPU flash only for 16 bits and nothing hidden."""
+    # The backward pass has the columns of `_with_lse_column`, too.
     fits = query.dtype in FLASH_DTYPES and query.shape[-1] + ALIGNED <= LARGEST_FLASH_DIM
     return "flash" if query.device.type == "cpu" or (hidden is None and fits) else "efficient"
 
@@ -118,7 +118,7 @@ def _attend(
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """`x` in rows that the kernels read: on a GPU with zeros in the columns that are added."""
+    """`x` with a layout that the kernels read: on a GPU, columns of zeros are added where the width needs it."""
     if x.device.type == "cpu":
         return x if x.stride(-1) == 1 else x.contiguous()
     if short := -x.shape[-1] % ALIGNED:
@@ -128,10 +128,10 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def _bias(hidden: Tensor, query: Tensor, keys: int) -> Tensor:
-    """What a kernel adds to the scores of `hidden` keys: a CPU's in float32 or more, a GPU's in the queries' dtype."""
+    """The bias that hides keys from a kernel: at least float32 on a CPU, on a GPU in the dtype of the queries."""
     on_cpu = query.device.type == "cpu"
     dtype = torch.promote_types(query.dtype, torch.float32) if on_cpu else query.dtype
-    # Infinity would be NaN in rows that see nothing; but float16 has nothing else that is below any score.
+    # -inf would give NaN in rows that see nothing; but float16 has no other number below any score.
     lowest = -torch.inf if dtype == torch.float16 else HIDDEN
     if on_cpu:
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, lowest)
@@ -176,7 +176,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _clear(out: Tensor, blind: Tensor) -> None:
-    """Zero the rows that are blind; a CPU is asked first, whether there are any: that costs less."""
+    """Zero the rows that see no key; on a CPU only if there are any, because that check is cheap there."""
     if out.device.type != "cpu" or torch.compiler.is_compiling() or blind.any():
         out.masked_fill_(blind[..., None], 0)
 
@@ -185,7 +185,7 @@ def _clear(out: Tensor, blind: Tensor) -> None:
 def _rows_and_norms(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, log-sum-exp and column norms in one pass over the weights, rows that fit into a cache at a time."""
+    """Output, log-sum-exp and column norms in one pass over the weights, as many rows at a time as fit into a cache."""
     precision = torch.promote_types(query.dtype, torch.float32)
     keys, values = key.flatten(0, 1).to(precision), value.flatten(0, 1).to(precision)
     outs, lses = [], []
@@ -204,7 +204,7 @@ def _rows_and_norms(
 
 
 def _norms(query: Tensor, key: Tensor, bias: Tensor | None, lse: Tensor, scale: float) -> Tensor:
-    """Column norms by the log-sum-exp of the rows."""
+    """Column norms from the log-sum-exp of the rows."""
     scores = (query @ key.mT).to(lse.dtype) * scale
     return (scores if bias is None else scores + bias).sub_(lse[..., None]).exp_().square_().sum(2).sqrt_()
 
@@ -212,10 +212,10 @@ def _norms(query: Tensor, key: Tensor, bias: Tensor | None, lse: Tensor, scale: 
 def _with_lse_column(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, d_out: Tensor, d_lse: Tensor
 ) -> tuple[Tensor, ...]:
-    """The inputs of a backward kernel that adds `d lse_i / d s_ij = p_ij` to what it does.
+    """Inputs that make a backward kernel include the gradient of the log-sum-exp, `d lse_i / d s_ij = p_ij`.
 
-    It computes `d s_ij = p_ij (<d_out_i, v_j> - <d_out_i, out_i>)`: another column, 1 in V, `d_lse` in `d_out` and 0 in
-    `out`, adds `p_ij d_lse_i`.
+    The kernel computes `d s_ij = p_ij (<d_out_i, v_j> - <d_out_i, out_i>)`: one more column, 1 in V, `d_lse` in `d_out`
+    and 0 in `out`, adds `p_ij d_lse_i`.
     """
     query, key, out = (F.pad(x, (0, ALIGNED)) for x in (query, key, out))
     value = F.pad(F.pad(value, (0, 1), value=1.0), (0, ALIGNED - 1))
@@ -224,7 +224,7 @@ def _with_lse_column(
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, settings: _Settings) -> list[Tensor]:
-    """Output, log-sum-exp and whatever else the backward kernel wants."""
+    """Output, log-sum-exp and what else the backward kernel needs."""
     scale, causal, backend, _ = settings
     if query.device.type == "cpu":
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
@@ -240,7 +240,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, set
 def _backward(
     inputs: tuple[Tensor, ...], bias: Tensor | None, out: Tensor, lse: Tensor, rest: list[Tensor], settings: _Settings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value; the inputs are that of the output, and those three."""
+    """The gradients of query, key and value; `inputs` are the gradient of the output, query, key and value."""
     (_, query, key, _), (scale, causal, backend, _) = inputs, settings
     if query.device.type == "cpu":
         kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -248,7 +248,7 @@ def _backward(
     if backend == "flash":
         lengths, kernel = (query.shape[2], key.shape[2]), aten._scaled_dot_product_flash_attention_backward
         return kernel(*inputs, out, lse, None, None, *lengths, 0.0, causal, *rest, scale=scale)
-    # As the kernel itself leaves them: rows that are none have infinity, and the heads of a row are side by side.
+    # As the forward kernel returns them: padded rows have an lse of infinity, and out is by position, then by head.
     lse = F.pad(lse, (0, -lse.shape[-1] % LSE_ROWS), value=torch.inf)
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
     wanted, kernel = [True, True, True, False], aten._scaled_dot_product_efficient_attention_backward

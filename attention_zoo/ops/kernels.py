@@ -1,4 +1,4 @@
-"""What Triton kernels of several folders share: where rows are, and the layer norm of rows and its gradients."""
+"""What Triton kernels of several folders share: pointers to rows, and the layer norm of rows with its gradients."""
 
 import triton
 import triton.language as tl
@@ -6,9 +6,9 @@ import triton.language as tl
 
 @triton.jit
 def first_of_rows(x, head, heads, rows):
-    """To the first number of each of some rows of a head of x, `Rows` `(batch, heads, n, width)`: `(rows, 1)`.
+    """Pointers `(rows, 1)` to the first element of some rows of a head of x, `Strided` `(batch, heads, n, width)`.
 
-    Heads are counted through the batch; sizes are of 64 bits.
+    `head` counts through the whole batch; offsets have 64 bits.
     """
     first = x.data + (head // heads).to(tl.int64) * x.batch_stride + (head % heads).to(tl.int64) * x.head_stride
     return first + rows[:, None].to(tl.int64) * x.row_stride
@@ -16,7 +16,7 @@ def first_of_rows(x, head, heads, rows):
 
 @triton.jit
 def own_rows(x, heads, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
-    """A program's head, its rows of x and what they hold."""
+    """A program's head, the indices of its rows of x, and these rows."""
     tiles = tl.cdiv(x.rows, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     source = first_of_rows(x, head, heads, rows) + tl.arange(0, WIDTH)[None, :]
@@ -25,7 +25,7 @@ def own_rows(x, heads, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
 
 @triton.jit
 def standardised(x, eps, WIDTH: tl.constexpr):
-    """Rows less their mean over their deviation, and one over the deviation."""
+    """Rows normalised to mean 0 and variance 1, and one over their standard deviation."""
     x = x - tl.sum(x, 1)[:, None] / WIDTH
     rate = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)
     return x * rate[:, None], rate
@@ -33,7 +33,7 @@ def standardised(x, eps, WIDTH: tl.constexpr):
 
 @triton.jit
 def affine(x, weight, bias, WIDTH: tl.constexpr):
-    """Rows times the weight plus the bias, `(WIDTH,)`; None is none."""
+    """Rows times the weight plus the bias, both `(WIDTH,)` or None."""
     d = tl.arange(0, WIDTH)
     if weight is not None:
         x = x * tl.load(weight + d)[None, :]
@@ -44,9 +44,9 @@ def affine(x, weight, bias, WIDTH: tl.constexpr):
 
 @triton.jit
 def pull_back(d_y, unit, rate, weight, d_weight, d_bias, WIDTH: tl.constexpr):
-    """The gradient of rows that became `unit` and `rate`, and this program's row of those of weight and bias.
+    """The gradient of rows before a layer norm (`unit, rate = standardised(rows)`), from that of its output.
 
-    `d_weight` and `d_bias` are `(programs, WIDTH)`, of a program for each tile.
+    Stores this program's row of `d_weight` and `d_bias`, `(programs, WIDTH)`, one program per tile.
     """
     d = tl.arange(0, WIDTH)
     if weight is not None:

@@ -1,7 +1,7 @@
-"""What all Triton kernels share: where they run, how they see a tensor, which configuration of tiles a call gets.
+"""What all Triton kernels share: on which device they run, how they take a tensor, which tiles a call gets.
 
-On a CPU they run in Triton's interpreter, which `TRITON_INTERPRET=1` turns on before they are imported: that is for
-tests, and no mechanism chooses it by itself.
+On a CPU they run in Triton's interpreter, which `TRITON_INTERPRET=1` turns on before they are imported. That is for
+tests; no mechanism chooses it by itself.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if HAS_TRITON:
 
 # As Triton reads it, when the kernels are imported.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on")
-# What a kernel is compiled for where it is only interpreted.
+# The architecture to assume where a kernel is only interpreted.
 INTERPRETED = 90
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Bytes that the start of a tensor and its rows are multiples of, to be loaded by tiles.
+# Bytes: to be loaded by tiles, a tensor and each of its rows start at a multiple of this.
 ALIGNED = 16
 
 
 class Configuration(NamedTuple):
-    """Sizes of the tiles by the kernel's names for them, and what the compiler is told.
+    """Tile sizes, by the kernel's names for them, and compiler options.
 
     `num_warps` work on a tile together, loads run `num_stages` ahead; `registers` caps those of a thread.
     """
@@ -41,23 +41,23 @@ class Configuration(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as `block_m128_block_n64_w4_s3`, with `_r128` behind it where registers are capped."""
+        """For example `block_m128_block_n64_w4_s3`, and `_r128` at the end if registers are capped."""
         sizes = {**self.tiles, "w": self.num_warps, "s": self.num_stages}
         sizes |= {} if self.registers is None else {"r": self.registers}
         return "_".join(f"{name.lower()}{size}" for name, size in sizes.items())
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a launch takes beside its arguments."""
+        """The keyword arguments of a launch."""
         options = {**self.tiles, "num_warps": self.num_warps, "num_stages": self.num_stages}
         return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
-class Row(NamedTuple):
-    """A configuration of a kernel and where it is used: architectures, bits of a number, the most each size may be.
+class Entry(NamedTuple):
+    """An entry of a tuning table: a kernel's configuration, for which architectures, bits of an element, largest sizes.
 
-    A table is a tuple of rows; the first that fits is used, so particular ones come first. Until somebody measures,
-    they are chosen by what a compiler makes of them.
+    The first entry of a table that fits is used, so special ones come first. Until they are measured on a GPU, they are
+    chosen by the compiled code.
     """
 
     kernel: str
@@ -67,16 +67,16 @@ class Row(NamedTuple):
     at_most: Mapping[str, int] = {}
 
     def fits(self, arch: int, bits: int, dims: Mapping[str, int]) -> bool:
-        """Whether this is a row for such a device, such numbers and these sizes."""
+        """Whether the entry is for this architecture, bits of an element and sizes."""
         first, last = self.arch
         fitting = all(dims[name] <= most for name, most in self.at_most.items())
         return first <= arch <= last and self.bits in (None, bits) and fitting
 
 
-class Rows(NamedTuple):
-    """A tensor `(batch, heads, rows, width)` as kernels take it whose loads are number by number.
+class Strided(NamedTuple):
+    """A tensor `(batch, heads, rows, width)` and its strides, for kernels that load by pointers instead of descriptors.
 
-    The numbers of a row are side by side, the other strides are any.
+    The last dimension is contiguous, the other strides are arbitrary.
     """
 
     data: Tensor
@@ -86,19 +86,19 @@ class Rows(NamedTuple):
     rows: int
 
     @classmethod
-    def of(cls, x: Tensor) -> Rows:
-        """x, or a copy of it if the numbers of its rows lie apart."""
+    def of(cls, x: Tensor) -> Strided:
+        """Take x, or a copy of it if its last dimension is not contiguous."""
         x = by_rows(x)
         return cls(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Whether kernels are for this device."""
+    """Whether the kernels run on this device."""
     return device.type == "cuda"
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Whether kernels are for this tensor."""
+    """Whether the kernels run on the device of x."""
     return is_gpu(x.device)
 
 
@@ -107,7 +107,7 @@ def why_unsupported(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
 
     Args:
         x: a query, key or value.
-        head_dims: what the kernel is made for; empty is any.
+        head_dims: those that the kernel takes; empty is any.
     """
     if not HAS_TRITON:
         return "the kernels need the package triton"
@@ -121,7 +121,7 @@ def why_unsupported(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
 
 
 def why_not_among(name: str, size: int, sizes: tuple[int, ...]) -> str | None:
-    """Why kernels that are made for some sizes do not take this one; None if they do."""
+    """Why kernels that take only `sizes` do not take this one; None if they do."""
     if size in sizes:
         return None
     return f"the kernels take a {name} of {', '.join(map(str, sizes))}, not {size}"
@@ -129,7 +129,7 @@ def why_not_among(name: str, size: int, sizes: tuple[int, ...]) -> str | None:
 
 @functools.cache
 def architecture(device: torch.device) -> int:
-    """80 for compute capability 8.0."""
+    """The GPU's architecture as a number: 80 for compute capability 8.0."""
     if device.type != "cuda":
         return INTERPRETED
     major, minor = torch.cuda.get_device_capability(device)
@@ -137,7 +137,7 @@ def architecture(device: torch.device) -> int:
 
 
 def launcher(kernel: Any, x: Tensor, *grid: int) -> Callable[..., Any]:
-    """`kernel[grid]` on the device of x: Triton launches on the current one, wherever its arguments are."""
+    """`kernel[grid]` on the device of x: Triton launches on the current device, whichever its arguments are on."""
 
     def launch(*arguments: Any, **options: Any) -> Any:
         with torch.cuda.device_of(x):
@@ -147,25 +147,25 @@ def launcher(kernel: Any, x: Tensor, *grid: int) -> Callable[..., Any]:
 
 
 def precision(x: Tensor) -> str:
-    """How products of float32 are multiplied: in three parts that the tensor cores take."""
+    """The `input_precision` of `tl.dot`: float32 is multiplied as three products in TF32."""
     return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
-def configuration(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
-    """The first row of the table that fits this kernel, tensors like x, and sizes of its own."""
+def configuration(table: tuple[Entry, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
+    """The configuration for this kernel, tensors like x, and sizes `dims`: the first entry of the table that fits."""
     return fitting(table, kernel, architecture(x.device), x.element_size() * 8, dims)
 
 
-def fitting(table: tuple[Row, ...], kernel: str, arch: int, bits: int, dims: Mapping[str, int]) -> Configuration:
-    """The first row that fits; `tools.kernels` puts itself in the place of this one to see and change what is used."""
-    for row in table:
-        if row.kernel == kernel and row.fits(arch, bits, dims):
-            return row.configuration
+def fitting(table: tuple[Entry, ...], kernel: str, arch: int, bits: int, dims: Mapping[str, int]) -> Configuration:
+    """The first entry that fits; `tools.kernels` replaces this function to see and change what is used."""
+    for entry in table:
+        if entry.kernel == kernel and entry.fits(arch, bits, dims):
+            return entry.configuration
     raise LookupError(f"{kernel}: no configuration for sm_{arch}, {bits} bits, {dict(dims)}")
 
 
 def descriptor(x: Tensor, block: Sequence[int]) -> Any:
-    """What a kernel loads tiles of x by, zeros outside of it.
+    """The tensor descriptor by which a kernel loads tiles of x; outside of x it loads zeros.
 
     Raises:
         ValueError: no copy of x has rows of a multiple of `ALIGNED` bytes.
@@ -180,18 +180,18 @@ def descriptor(x: Tensor, block: Sequence[int]) -> Any:
 
 
 def by_rows(x: Tensor) -> Tensor:
-    """x, or a copy of it whose rows have their numbers side by side."""
+    """x, or a copy of it whose last dimension is contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def by_tiles(x: Tensor) -> Tensor:
-    """x, or a copy of it whose layout can be loaded by tiles: numbers of a row side by side, rows aligned."""
-    # `contiguous` would leave it as it is where only dimensions of one have such strides.
+    """x, or a copy of it that can be loaded by tiles: its last dimension is contiguous, its rows are aligned."""
+    # `contiguous` would return x itself where only dimensions of size 1 have the wrong strides.
     return x if _strides(x) is not None else x.clone(memory_format=torch.contiguous_format)
 
 
 def _strides(x: Tensor) -> list[int] | None:
-    """Strides by which tiles can be loaded, None if there are none; that of a dimension of one does not matter."""
+    """The strides for loading by tiles, None if x does not allow it; the stride of a dimension of size 1 is free."""
     unit, sizes, strides = ALIGNED // x.element_size(), x.shape, list(x.stride())
     if (strides[-1] != 1 and sizes[-1] != 1) or x.data_ptr() % ALIGNED:
         return None

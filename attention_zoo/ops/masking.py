@@ -1,4 +1,4 @@
-"""Masks, powers of weights, and normalisers that survive rows in which everything is masked."""
+"""Masks, powers of weights, and normalisation that is safe for rows in which everything is masked."""
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
     scores = scores.masked_fill(~(visible | blind), -torch.inf)
     precision = torch.promote_types(scores.dtype, torch.float32)
     weights = scores.softmax(-1, dtype=precision).to(scores.dtype)
-    # To ask costs a CPU less than to write the weights again; another device would have to be waited for.
+    # On a CPU this check costs less than writing the weights again; on a GPU it would wait for the device.
     if blind.device.type == "cpu" and not torch.compiler.is_compiling() and not blind.any():
         return weights
     return weights.masked_fill(blind, 0)
@@ -51,7 +51,7 @@ def zero_hidden_(weights: Tensor, visible: Tensor | None) -> Tensor:
 
 
 def power_(x: Tensor, degree: int) -> Tensor:
-    """`x^degree` in place, by squaring where it can."""
+    """`x^degree` in place, by squaring as long as the degree is even."""
     while degree % 2 == 0:
         x, degree = x.square_(), degree // 2
     return x if degree == 1 else x.pow_(degree)
@@ -59,7 +59,7 @@ def power_(x: Tensor, degree: int) -> Tensor:
 
 def largest_magnitude(x: Tensor) -> Tensor:
     """The largest absolute value of each row, a constant for gradients."""
-    # Twenty times as fast as aminmax, on a CPU.
+    # Twenty times as fast as aminmax on a CPU.
     return torch.maximum(x.detach().amax(-1, keepdim=True), -x.detach().amin(-1, keepdim=True))
 
 

@@ -1,4 +1,4 @@
-"""Custom operators, which `torch.compile` and autograd take as one operation, and autocast of their inputs."""
+"""Custom operators, which `torch.compile` and autograd treat as one operation, and autocast of their inputs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def register(
         function: runs the kernels.
         shapes: takes the same arguments and returns empty tensors of the shapes and dtypes of the results.
         mutates: names of the arguments that the function writes to.
-        schema: types of arguments and results in PyTorch's notation; empty is those of the function's annotations.
+        schema: types of arguments and results in PyTorch's notation; empty takes them from the function's annotations.
     """
     operator = torch.library.custom_op(f"attention_zoo::{name}", function, mutates_args=mutates, schema=schema or None)
     operator.register_fake(shapes)
@@ -49,15 +49,15 @@ def register_with_gradient(
     empty for those that are None: `like(...)`.
 
     Args:
-        name: of the operator; `shapes` is as in `register`, of the forward pass.
+        name: of the operator; `shapes` is as in `register`, for the forward pass.
         forward: runs the kernels of the forward pass.
-        backward: runs those of the backward pass; the gradient of an output that is not used is None.
-        tensors: types and names of the arguments that are tensors, as in `Tensor x, Tensor? bias`.
-        settings: likewise of the others, as in `float eps, bool causal`.
-        gradients: how many of the tensors, from the first on, have a gradient.
+        backward: runs the kernels of the backward pass; the gradient of an output that is not used is None.
+        tensors: types and names of the arguments that are tensors, for example `Tensor x, Tensor? bias`.
+        settings: types and names of the other arguments, for example `float eps, bool causal`.
+        gradients: how many of the tensors, counted from the first, have a gradient.
         outputs: how many results the forward pass has; `differentiable` of them, the first ones, have a gradient.
         saves_outputs: whether the backward pass reads the results.
-        saved: takes the arguments and the results and returns other tensors to save, as many as there are.
+        saved: takes arguments and results, returns the tensors to save instead of the default ones, as many as these.
     """
     count = tensors.count("Tensor")
     d_outputs = ", ".join(f"Tensor? d_output{i}" for i in range(differentiable))
@@ -92,7 +92,7 @@ def register_with_gradient(
 
 
 def like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """Empty gradients of these tensors; of no numbers for those that are None."""
+    """Uninitialised gradients of these tensors; with no elements for those that are None."""
     some = next(x for x in tensors if x is not None)
     return tuple(some.new_empty(0) if x is None else x.new_empty(x.shape) for x in tensors)
 
@@ -102,12 +102,12 @@ def _results(number: int) -> str:
 
 
 def has_autocast(device: str) -> bool:
-    """As `torch.amp.is_autocast_available`, which code compiled by PyTorch 2.11 cannot ask."""
+    """Like `torch.amp.is_autocast_available`, which PyTorch 2.11 cannot compile."""
     return device != "meta"
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """What `F.scaled_dot_product_attention` does to its arguments under autocast."""
+    """Cast the tensors as `F.scaled_dot_product_attention` does under autocast."""
     device = tensors[0].device.type
     if not has_autocast(device) or not torch.is_autocast_enabled(device):
         return tensors

@@ -1,4 +1,4 @@
-"""Draws without replacement, from noise that is given, and rows put back where they were drawn."""
+"""Sampling without replacement from given noise, and gathering and assigning the sampled rows."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def sample_without_replacement(probability: Tensor, noise: Tensor, count: int, a
         probability: `(..., n)`, not negative, any scale.
         noise: `(..., n)`, uniform in [0, 1).
         count: indices to draw; all n if there are fewer.
-        allowed: `(..., n)` bool, broadcastable: the others come last, once the allowed ones are used up.
+        allowed: `(..., n)` bool, broadcastable: other indices are drawn only after all allowed ones.
 
     Returns:
         Indices `(..., min(count, n))`.
@@ -42,7 +42,7 @@ def place_rows(others: Tensor, positions: Tensor, drawn: Tensor, exact: Tensor) 
 def take_rows(x: Tensor, indices: Tensor) -> Tensor:
     """The rows of `x` `(batch, heads, n, h)` at `indices`, `(batch, heads or 1, d)`: `(batch, heads, d, h)`.
 
-    Whole rows are copied: four to eight times as fast as number by number.
+    Whole rows are copied: four to eight times as fast as element by element.
     """
     return x.flatten(0, 2).index_select(0, _flat(x, indices)).view(*x.shape[:2], -1, x.shape[3])
 

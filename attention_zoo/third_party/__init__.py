@@ -1,1 +1,1 @@
-"""Mechanisms of other people's packages behind the same interface; each needs its package to be installed."""
+"""Mechanisms from other packages behind the same interface; each needs its package to be installed."""

@@ -1,11 +1,11 @@
 """Linear-time operators of the fla-core package (Yang and Zhang 2024, Flash Linear Attention).
 
-What is here runs on queries, keys and values alone. Decays and step sizes that the papers compute from the hidden
-state are parameters here, one for each head or channel, with the papers' usual initial value: the operator, not the
-layer around it. Operators that need further projections of the hidden state (slots, second keys) are left out.
+These are the operators, not the layers around them: they take queries, keys and values only. Decays and step sizes that
+the papers compute from the hidden state are parameters here, one for each head or channel, with the papers' usual
+initial values. Operators that need further projections of the hidden state (slots, second keys) are left out.
 
-All are linear in the values and see the past only. A padded position leaves the state as it is, decays included:
-the others see what they would see if it were not there.
+All are linear in the values and see the past only. A padded position does not change the state, and does not decay it:
+other positions get the same output as without it.
 """
 
 import importlib
@@ -24,15 +24,15 @@ from attention_zoo.ops.masking import zero_padding
 from attention_zoo.registry import register
 from attention_zoo.third_party.packages import require_package, usual_defaults
 
-CHUNK = 64  # the tokens that its chunked functions treat together
+CHUNK = 64  # tokens per chunk in the package's chunked functions
 
 
 class Function(NamedTuple):
     """A function of the package, and how it is called.
 
-    `decay` is its name for log-decays, None if it takes none. `heads_first` says that it takes `(batch, heads, seq_len,
-    ...)` as we do, instead of `(batch, seq_len, heads, ...)`, and `knows_heads` that the function of a head depends on
-    its number.
+    `decay` is the name of its argument for log-decays, None if it has none. `heads_first`: it takes `(batch, heads,
+    seq_len, ...)` as we do, instead of `(batch, seq_len, heads, ...)`. `knows_heads`: the function of a head depends on
+    the head's index.
     """
 
     module: str
@@ -61,8 +61,8 @@ def _info(name: str, paper: str, complexity: str = "O(n h^2)", padding: bool = T
 class FlaAttention(Attention):
     """An operator of fla-core: `reference` is its own plain PyTorch function, `fused` its Triton kernel on a GPU.
 
-    `auto` picks by the device of the input, and `executed` names the kernel. Scores are scaled by
-    1/sqrt(head_dim), as all functions of the package do by default.
+    `auto` chooses by the device of the input, and `executed` names the kernel. Scores are scaled by
+    1/sqrt(head_dim), the default of all functions of the package.
 
     Raises:
         UnsupportedError: the package is not installed, `causal=False`, or `impl=fused` without a GPU.
@@ -71,7 +71,7 @@ class FlaAttention(Attention):
     reference: ClassVar[Function]
     fused: ClassVar[Function]
     has_beta: ClassVar[bool] = False
-    # Products of a vector with the h x h state for each token: one to write, one to read; 0 where there is no state.
+    # Products of a vector with the h x h state per token: one to write, one to read; 0 if there is no state.
     state_products: ClassVar[int] = 2
 
     def __init__(self, **common: Any) -> None:
@@ -86,11 +86,11 @@ class FlaAttention(Attention):
         return None
 
     def _log_decay(self, device: torch.device) -> Tensor | None:
-        """The logarithm of the decay at each position, shaped as the rates are."""
+        """The logarithm of the decay per token, shaped like the rates."""
         return None if self.log_rate is None else -self.log_rate.float().exp()
 
     def _features(self, x: Tensor) -> Tensor:
-        """What the operator is given for a query or key."""
+        """The vectors that the operator takes as queries or keys."""
         return x
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
@@ -104,7 +104,7 @@ class FlaAttention(Attention):
         return None if device == "cuda" else f"the kernels of fla-core need a GPU, the input is on {device}"
 
     def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
-        """The reference's outputs for the values `e_1, ..., e_n`: the operator is linear in the values."""
+        """The reference's outputs for the unit vectors as values: the operator is linear in the values."""
         keys = key.shape[2]
         basis = torch.eye(keys, dtype=key.dtype, device=key.device).expand(*key.shape[:2], keys, keys)
         return self._call(self.reference, query, key, basis, padding)[:, :, rows]
@@ -125,7 +125,7 @@ class FlaAttention(Attention):
         if self.beta_logit is not None:
             tensors["beta"] = self._at_every_position(self.beta_logit.float().sigmoid(), key)
         tensors = {name: x if name == "q" else _zero_padding(x, padding) for name, x in tensors.items()}
-        # The package copies what is not contiguous. A head as a batch item of its own is, without a copy.
+        # The package copies tensors that are not contiguous. With each head as a batch item they are contiguous.
         folds = not (function.heads_first or function.knows_heads) and query.is_contiguous()
         if folds:
             tensors = {name: x.flatten(0, 1).unsqueeze(2) for name, x in tensors.items()}
@@ -148,17 +148,17 @@ class FlaAttention(Attention):
         return CHUNK, 3
 
     def _flops(self, seq_len: int) -> int:
-        """Of the recurrent form with a state (kernels trade more FLOPs for fewer steps), or two n x n x h products."""
+        """The recurrent form if there is a state (kernels need more FLOPs in fewer steps), else two n^2 h products."""
         if self.state_products == 0:
             return 4 * seq_len**2 * self.head_dim
         return seq_len * self.state_products * 2 * self.head_dim**2
 
 
 class DeltaAttention(FlaAttention):
-    """Writes `beta (v_t - S k_t)`, what the state has wrong about the value at the key, instead of `v_t`.
+    """The delta rule: writes `beta (v_t - S k_t)`, the state's error at the key, instead of `v_t`.
 
-    Queries and keys have length 1: the state would explode otherwise (Yang et al. 2024, section 3.3). beta starts at
-    sigmoid(0) = 1/2 and is learned for each head.
+    Queries and keys are normalised to length 1: otherwise the state would explode (Yang et al. 2024, section 3.3).
+    beta starts at sigmoid(0) = 1/2 and is learned for each head.
     """
 
     has_beta = True
@@ -170,9 +170,9 @@ class DeltaAttention(FlaAttention):
 
 @register
 class FlaRetention(FlaAttention):
-    """Decays by the fixed `1 - 2^(-5 - head)`.
+    """Linear attention whose state decays by the fixed factor `1 - 2^(-5 - head)`.
 
-    Its functions take no decay for each position, so padding would shift distances; it is refused.
+    The package's functions take no decay per position, so padding would change distances; it is refused.
     """
 
     info = _info("fla_retention", "Sun et al. 2023 (RetNet), section 2.1", padding=False)
@@ -182,9 +182,9 @@ class FlaRetention(FlaAttention):
 
 @register
 class FlaLightningAttn(FlaAttention):
-    """Decays by the fixed `exp(-8 head / heads)`, that of its first layer. Padding is refused, as in retention.
+    """The state decays by the fixed `exp(-8 head / heads)`, as in its first layer. Padding is refused, as in retention.
 
-    The package has no plain function of this name: the reference is that of simple_gla, given these decays.
+    The package has no plain function of this name: the reference is that of simple_gla with these decays.
     """
 
     info = _info("fla_lightning_attn", "Qin et al. 2024 (Lightning Attention-2)", padding=False)
@@ -199,7 +199,7 @@ class FlaLightningAttn(FlaAttention):
 
 @register
 class FlaLinearAttn(FlaAttention):
-    """Features ELU + 1, normalised by their sum."""
+    """Linear attention with features `elu(x) + 1`, normalised by the sum of the weights."""
 
     info = _info("fla_linear_attn", "Katharopoulos et al. 2020, sections 3.2 and 3.3")
     reference = Function("fla.ops.linear_attn.naive", "naive_recurrent_linear_attn", options={"normalize": True})
@@ -211,7 +211,7 @@ class FlaLinearAttn(FlaAttention):
 
 @register
 class FlaSimpleGla(FlaAttention):
-    """One learned decay for each head, as in Mamba-2; initial rates as in gated_delta_rule."""
+    """One learned decay per head, as in Mamba-2; initial rates as in gated_delta_rule."""
 
     info = _info("fla_simple_gla", "Dao, Gu 2024 (Mamba-2)")
     reference = Function("fla.ops.simple_gla.naive", "naive_chunk_simple_gla", decay="g")
@@ -223,7 +223,7 @@ class FlaSimpleGla(FlaAttention):
 
 @register
 class FlaGla(FlaAttention):
-    """One learned decay for each channel of the keys; all start at `sigmoid(0)^(1/16)`."""
+    """One learned decay per channel of the keys; all start at `sigmoid(0)^(1/16)`."""
 
     info = _info("fla_gla", "Yang et al. 2024 (Gated Linear Attention), sections 4.1 and 4.4")
     reference = Function("fla.ops.gla.naive", "naive_recurrent_gla", decay="gk")
@@ -246,7 +246,7 @@ class FlaDeltaRule(DeltaAttention):
 
 @register
 class FlaGatedDeltaRule(DeltaAttention):
-    """The delta rule on a state that decays by one learned factor for each head.
+    """The delta rule on a state that decays by one learned factor per head.
 
     The package's layer draws the initial rates; here they are spread evenly over the same range.
     """
@@ -261,9 +261,9 @@ class FlaGatedDeltaRule(DeltaAttention):
 
 @register
 class FlaKda(DeltaAttention):
-    """The delta rule on a state that decays by one learned factor for each channel of the keys.
+    """The delta rule on a state that decays by one learned factor per channel of the keys.
 
-    Initial rates are those of Gated DeltaNet for the heads, times a step size for each channel, spread over its range.
+    The initial rates are those of Gated DeltaNet per head, times a step size per channel, spread over its range.
     """
 
     info = _info("fla_kda", "Kimi Team 2025 (Kimi Linear), section 3")
@@ -276,7 +276,7 @@ class FlaKda(DeltaAttention):
 
 @register
 class FlaBased(FlaAttention):
-    """Weights `1 + s + s^2/2` of the scaled scores, normalised: the Taylor expansion of exp.
+    """Weights `1 + s + s^2/2` of the scaled scores s, normalised: the Taylor expansion of exp.
 
     Both functions of the package compute the n x n weights, block by block on a GPU (its linear-time kernel takes
     head_dim <= 16 only). A key of zeros has weight 1, so padding cannot be zeroed away; it is refused.
@@ -290,7 +290,7 @@ class FlaBased(FlaAttention):
 
 @register
 class FlaRebased(FlaAttention):
-    """Weights `s^2` of the scaled scores over 1e-6 plus their sum, without the learned affine map of the layer.
+    """Weights `s^2` of the scaled scores s, divided by 1e-6 plus their sum; without the layer's learned affine map.
 
     Both functions of the package compute the n x n weights, block by block on a GPU.
     """
@@ -298,7 +298,7 @@ class FlaRebased(FlaAttention):
     info = _info("fla_rebased", "Aksenov et al. 2024 (ReBased)", complexity="O(n^2 h)")
     state_products = 0
     reference = Function("fla.ops.rebased.naive", "naive_parallel_rebased", heads_first=True)
-    # Its own default, 1e-5, is not that of the reference.
+    # Its default, 1e-5, differs from the reference's.
     fused = Function("fla.ops.rebased", "parallel_rebased", options={"eps": 1e-6})
 
 
@@ -309,7 +309,7 @@ def _imported(function: Function) -> Callable[..., Any]:
 
 
 def _quantiles(count: int) -> Tensor:
-    """Of the uniform distribution on [0, 1]: what `count` sorted draws are on average, nearly."""
+    """Quantiles of the uniform distribution on [0, 1]: nearly the averages of `count` sorted draws."""
     return (torch.arange(count) + 0.5) / count
 
 

@@ -1,8 +1,8 @@
 """Layers of Phil Wang's packages: linformer, local-attention, nystrom-attention, performer-pytorch, reformer-pytorch.
 
-`fused` is the package's own arithmetic on query, key and value: a layer's projections of the hidden state do no work,
-and what a package draws is drawn from our seed. Function and work are those of the zoo's mechanism of the same name;
-where they are not, the docstring says so. `reference` is the dense matrix of the package's function.
+`fused` is the package's own code on query, key and value: a layer's projections of the hidden state are replaced by
+the identity, and random numbers come from our seed. Function and cost are those of the zoo's mechanism of the same
+name, unless the docstring says otherwise. `reference` is the dense matrix of the package's function.
 """
 
 from dataclasses import replace
@@ -26,15 +26,15 @@ from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 from attention_zoo.third_party.packages import CapturedArguments, PortedAttention, SelectArgument
 
-# Constants of performer-pytorch that its layer takes no argument for.
+# Constants of performer-pytorch that are not arguments of its layer.
 FEATURE_EPS, CAUSAL_EPS = 1e-4, 1e-6
 
 
 @register
 class LucidrainsLinformer(PortedAttention):
-    """`softmax(Q (E K)^T / sqrt(h)) (F V)` by linformer: `linformer`, the same numbers for a seed and the same work.
+    """`softmax(Q (E K)^T / sqrt(h)) (F V)` by linformer: the same output per seed and the same cost as `linformer`.
 
-    E and F start as ours do, not uniform as in the package. Heads are given to it as batch items, which takes no
+    E and F have our initial values, not the package's uniform ones. Heads are passed to it as batch items, without
     copies. It takes no mask.
 
     Args:
@@ -84,12 +84,12 @@ class LucidrainsLinformer(PortedAttention):
 
 @register
 class LucidrainsPerformer(PortedAttention):
-    """FAVOR+ by performer-pytorch: `performer` with the same projection for the same seed, and the same work.
+    """FAVOR+ by performer-pytorch: like `performer`, with the same projection for the same seed, and the same cost.
 
-    It adds 1e-4 to every feature, relative to the largest of its query or of all keys, where ours adds 1e-6 relative to
-    the largest of its own query or key; the largest is a constant for gradients. Causal, this largest key lets the
-    future move past outputs, and without its CUDA code it keeps an m x h sum for each position of a chunk, of which
-    there are 128: as many multiplications as without blocks, and more memory traffic. It takes no mask.
+    It adds 1e-4 to every feature, relative to the largest of its query or of all keys; ours adds 1e-6 relative to the
+    largest of its own query or key. The largest is a constant for gradients. If causal, the largest over all keys lets
+    the future change past outputs. Without its CUDA code it has an m x h sum in memory for each of the 128 positions of
+    a chunk: as many multiplications as without blocks, and more memory traffic. It takes no mask.
 
     Args:
         num_features: m.
@@ -120,7 +120,7 @@ class LucidrainsPerformer(PortedAttention):
         return self.layer(query, key, value)
 
     def _features(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """`exp(w x - |x|^2 / 2 - largest) + eps` over sqrt(m), of x over h^(1/4); the largest w x over `dims`."""
+        """`(exp(w x - |x|^2 / 2 - largest) + eps) / sqrt(m)` of `x / h^(1/4)`, with the largest w x over `dims`."""
         x = x * self.head_dim**-0.25
         exponents = x @ self.layer.projection_matrix.to(x.dtype).T
         largest = exponents.detach().amax(dims, keepdim=True)
@@ -136,7 +136,7 @@ class LucidrainsPerformer(PortedAttention):
         return weights / total
 
     def _flops(self, seq_len: int) -> int:
-        """Features of queries and keys, the products with the state, the normaliser."""
+        """The features of queries and keys, the products with the state, the normaliser."""
         m, h = self.num_features, self.head_dim
         return 8 * seq_len * m * h + 2 * seq_len * m
 
@@ -145,13 +145,13 @@ class LucidrainsPerformer(PortedAttention):
 class LucidrainsLocal(PortedAttention):
     """Softmax over the query's own block of keys and its neighbours, by local-attention, without rotary embeddings.
 
-    The zoo has no mechanism of its own like it. The nearest is `bigbird` without random blocks: its queries see five
-    blocks, the first and the last among them, as many as here with `neighbours=2`; those of its first and last block
-    see everything besides.
+    The zoo has no mechanism that is the same. The nearest is `bigbird` without random blocks: its queries see five
+    blocks, as many as here with `neighbours=2`, but the first and the last block are among them, and the queries of
+    these two blocks see everything.
 
     Args:
-        block_size: w, the package's `window_size`. A last block that is shorter is filled up with hidden zeros.
-        neighbours: blocks seen on each side of the own, before it only if causal: `look_backward`, `look_forward`.
+        block_size: w, the package's `window_size`. A shorter last block is padded with hidden zeros.
+        neighbours: blocks seen on each side of the own one, if causal only before it: `look_backward`, `look_forward`.
     """
 
     info = AttentionInfo(
@@ -179,11 +179,11 @@ class LucidrainsLocal(PortedAttention):
         if padding is None and query.shape[2] % self.block_size == 0:
             return self.layer(query, key, value)
         out = self.layer(query, key, value, mask=real_positions(query, padding))
-        # A row that sees no key is the mean of everything, the future included.
+        # The package returns the mean of all values for a row that sees no key, the future included.
         return out if padding is None else out.masked_fill(self._sees_padding_only(padding)[:, None, :, None], 0)
 
     def _sees_padding_only(self, padding: Tensor) -> Tensor:
-        """`(batch, n)`."""
+        """Which rows see only padding, `(batch, n)`."""
         n, w = padding.shape[1], self.block_size
         position = torch.arange(n, device=padding.device)
         first = (position // w - self.neighbours).clamp_min(0) * w
@@ -200,7 +200,7 @@ class LucidrainsLocal(PortedAttention):
         return self.block_size, 2 * self.neighbours + 3
 
     def _flops(self, seq_len: int) -> int:
-        """Scores and weighted values, of blocks beyond either end too."""
+        """Scores and weighted values, also of blocks beyond either end."""
         w = self.block_size
         blocks = 1 + self.neighbours * (1 if self.causal else 2)
         return 4 * (seq_len + -seq_len % w) * blocks * w * self.head_dim
@@ -211,10 +211,10 @@ class LucidrainsNystromformer(PortedAttention):
     """`(F Z) (B V)` by nystrom-attention: `nystromformer` without its convolution.
 
     It multiplies `F Z` first, 2 n m^2 FLOPs that ours does not need, and starts the iteration for Z from the largest
-    column sum of all heads (of all batch items too, were they not given to it one by one). Where m does not divide the
-    length it puts zeros in front, and the mask that hides them; ours has segments of two sizes. A padded position is
-    part of its segment, so that means are over fewer tokens, where ours cuts what is left into equal segments; a
-    landmark of padding only weighs as much as any other as a row of the matrix that is inverted.
+    column sum of all heads (and of all batch items, so we pass these one by one). If m does not divide the length, it
+    puts zeros in front and masks them; ours has segments of two sizes. A padded position stays in its segment, whose
+    mean is over fewer tokens; ours splits the tokens that are not padding into equal segments. A landmark of padding
+    only is still a row of the matrix that is inverted.
 
     Args:
         num_landmarks: m.
@@ -226,7 +226,7 @@ class LucidrainsNystromformer(PortedAttention):
         name="lucidrains_nystromformer",
         complexity="O(n m h + n m^2 + m^3)",
         package="nystrom-attention",
-        # Its identity matrix and its masked means are float32, which bfloat16 cannot be multiplied with.
+        # Its identity matrix and its masked means are float32, which cannot be multiplied with bfloat16.
         dtypes=(torch.float64, torch.float32),
     )
     source = "nystrom_attention.NystromAttention"
@@ -261,7 +261,7 @@ class LucidrainsNystromformer(PortedAttention):
         from_landmarks = _blindly_uniform(query @ landmarks[1].mT, real, exists)
         kernel = _blindly_uniform(landmarks[0] @ landmarks[1].mT, exists, exists)
         to_landmarks = _blindly_uniform(landmarks[0] @ key.mT, exists, real)
-        # Of all heads, where ours has those of each.
+        # The largest sums of all heads, where ours takes those of each head.
         largest = kernel.sum(-2).amax((-2, -1)) * kernel.sum(-1).amax((-2, -1))
         inverse = iterated_inverse(kernel, kernel.mT / largest[:, None, None, None], self.iterations)
         to_tokens = inverse @ to_landmarks * real[:, :, None]
@@ -275,33 +275,33 @@ class LucidrainsNystromformer(PortedAttention):
 
 
 def _blindly_uniform(scores: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Softmax of the scores `(batch, heads, i, j)` where both are True; a row without any is uniform."""
+    """Softmax of the scores `(batch, heads, i, j)` where `left` and `right` are True; a row without any is uniform."""
     visible = left[..., :, None] & right[..., None, :]
     return scores.masked_fill(~visible, -torch.finfo(scores.dtype).max).softmax(-1)
 
 
 class FixedRandn(TorchFunctionMode):
-    """Inside, `torch.randn` returns these draws."""
+    """A context in which `torch.randn` returns `draws`."""
 
     def __init__(self, draws: Tensor) -> None:
         super().__init__()
         self.draws = draws
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call any other function as it is."""
+        """Replace `torch.randn`; call any other function unchanged."""
         return self.draws if func is torch.randn else func(*args, **(kwargs or {}))
 
 
 @register
 class LucidrainsReformer(PortedAttention, SampledAttention):
-    """LSH attention by reformer-pytorch: `reformer` with half of its hash buckets, nearly the same work.
+    """LSH attention by reformer-pytorch: like `reformer`, with half as many hash buckets and nearly the same cost.
 
-    Queries and keys are shared: `key` is not read. Scores are divided by sqrt(h), where ours and the paper's are not.
-    There are n / m buckets for chunks of m, where ours, as the paper, has twice as many, so that hashing is half the
-    work. All rounds make one circle of chunks: the first of a round looks at the last of the one before. The rotations,
-    which the package draws in every forward pass, are shared by the heads. As its `Autopadder` does, the sequence is
-    filled up with hidden zeros to a multiple of 2m; these, and padding, take places in the chunks, where ours leaves
-    padding out. With `causal=True` a change of the future moves past outputs, as in ours.
+    Queries and keys are shared: `key` is not read. Scores are divided by sqrt(h); ours and the paper's are not. There
+    are n / m buckets for chunks of m; ours and the paper have twice as many, so here hashing costs half as much. The
+    chunks of all rounds form one circle: the first chunk of a round also sees the last chunk of the previous round. The
+    rotations, which the package draws in every forward pass, are shared by the heads. As in its `Autopadder`, hidden
+    zeros pad the sequence to a multiple of 2m; these, and padding, take places in the chunks, while ours removes
+    padding. With `causal=True` a change of the future changes past outputs, as in ours.
 
     Args:
         num_hashes: rounds of hashing.
@@ -312,7 +312,7 @@ class LucidrainsReformer(PortedAttention, SampledAttention):
         Reformer.info,
         name="lucidrains_reformer",
         package="reformer-pytorch",
-        # Vectors that are rotated in bfloat16 tie, and get into other buckets.
+        # Vectors rotated in bfloat16 may tie, and then get into other buckets.
         dtypes=(torch.float64, torch.float32),
     )
     source = "reformer_pytorch.LSHAttention"
@@ -332,13 +332,13 @@ class LucidrainsReformer(PortedAttention, SampledAttention):
         return out.unflatten(0, (-1, self.num_heads))[:, :, : out.shape[1] - end]
 
     def _rotations(self, x: Tensor) -> Tensor:
-        """As the package draws them, `(1, h, rounds, half the buckets)`, for `(..., n, h)`."""
+        """Rotations `(1, h, rounds, half the buckets)`, shaped as the package draws them for `(..., n, h)`."""
         columns, h = x.shape[-2] // (2 * self.bucket_size), self.head_dim
         normal = self._normal_noise((columns, self.num_hashes * h), x.device)
         return normal.view(1, columns, self.num_hashes, h).permute(0, 3, 2, 1).to(x.dtype)
 
     def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
-        """`c_ij exp(s_ij)`, normalised, c_ij how often i meets j; who meets nobody has its own value."""
+        """`c_ij exp(s_ij)`, normalised; c_ij is how often i meets j. A position that meets none gets its own value."""
         query = zero_padding(query, padding)
         positions = torch.arange(query.shape[2], device=query.device)
         itself = positions[rows, None] == positions
@@ -378,9 +378,9 @@ class LucidrainsReformer(PortedAttention, SampledAttention):
 
 
 def fill_up(query: Tensor, padding: Tensor | None, multiple: int, *, front: bool = False) -> tuple[int, Tensor | None]:
-    """How many zeros fill the length up to a multiple, and which positions are neither these nor padding.
+    """How many zeros pad the length to a multiple, and which positions are neither these nor padding.
 
-    The zeros stand at the end or in front; the second result is `(batch, length)`, None where all positions are real.
+    The zeros are at the end or in front; the second result is `(batch, length)`, None if all positions are real.
     """
     missing = -query.shape[2] % multiple
     if padding is None and not missing:

@@ -1,4 +1,4 @@
-"""What mechanisms of other packages share: is the package installed, what it relies on, how its layers are called."""
+"""What mechanisms from other packages share: whether one is installed, torch's defaults, and calls of its layers."""
 
 import contextlib
 import importlib
@@ -16,7 +16,7 @@ from attention_zoo.info import AttentionInfo, UnsupportedError
 
 
 def require_package(info: AttentionInfo, *modules: str) -> None:
-    """Check that the `modules` of `info.package` are there, without importing them: that may start a GPU.
+    """Check that the `modules` of `info.package` exist, without importing them: an import may initialise a GPU.
 
     Raises:
         UnsupportedError: a module is missing.
@@ -29,7 +29,7 @@ def require_package(info: AttentionInfo, *modules: str) -> None:
 
 @contextlib.contextmanager
 def usual_defaults() -> Iterator[None]:
-    """Inside, a tensor without a dtype and a device is float32 on the CPU: packages rely on that."""
+    """A context in which a tensor without a dtype and a device is float32 on the CPU: packages rely on that."""
     default = torch.get_default_dtype()
     if default == torch.float32 and torch.get_default_device() == torch.device("cpu"):
         yield
@@ -43,7 +43,7 @@ def usual_defaults() -> Iterator[None]:
 
 
 class PortedAttention(Attention):
-    """A layer of a package, which is `fused` for any input; the reference is its attention matrix.
+    """A layer of a package: `fused` is the layer, for any input; the reference is its attention matrix.
 
     Raises:
         UnsupportedError: the package is not installed.
@@ -57,7 +57,7 @@ class PortedAttention(Attention):
         require_package(self.info, self.source.partition(".")[0])
 
     def _make_layer(self, **settings: Any) -> Any:
-        """The package's layer. Its own draws are replaced, so they leave the process's generator alone."""
+        """The package's layer. Its own random numbers will be replaced, so torch's generator is restored after them."""
         module, _, name = self.source.rpartition(".")
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # one reads versions by distutils, and prints that it has no CUDA code
@@ -79,7 +79,7 @@ class PortedAttention(Attention):
 
 
 class CapturedArguments(NamedTuple):
-    """Query, key and value `(batch, n, h)`, given to a layer instead of the hidden state that it would project."""
+    """Query, key and value `(batch, n, h)`, passed to a layer in place of the hidden state that it would project."""
 
     query: Tensor
     key: Tensor
@@ -87,21 +87,21 @@ class CapturedArguments(NamedTuple):
 
     @property
     def shape(self) -> torch.Size:
-        """Of the queries."""
+        """The shape of the queries."""
         return self.query.shape
 
     def chunk(self, chunks: int, dim: int) -> "CapturedArguments":
-        """What a layer cuts its joint projection into: query, key and value."""
+        """The query, key and value into which a layer splits its joint projection."""
         return self
 
 
 class SelectArgument(nn.Module):
-    """Replaces a layer's projection: returns one of the `CapturedArguments`."""
+    """Replaces a layer's projection; returns one of the `CapturedArguments`."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
 
     def forward(self, arguments: CapturedArguments) -> Tensor:
-        """`(batch, n, h)`."""
+        """The argument `name`, `(batch, n, h)`."""
         return getattr(arguments, self.name)

@@ -13,23 +13,23 @@ from attention_zoo.registry import register
 from attention_zoo.third_party.packages import require_package
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
-# Wider ones its products would round to TF32.
+# It would compute products of wider dtypes in TF32.
 DTYPES = (torch.bfloat16, torch.float16)
 
 
 @register
 class RetentionPower(Polynomial):
-    """Weights `<q, k>^2` of the past over their sum, from a state of the keys' symmetric squares.
+    """Weights `<q, k>^2` of the past, divided by their sum, from a state of the keys' symmetric squares.
 
-    Inside a chunk the weights are computed one by one, before it they are in the state. The reference is `polynomial`
-    of degree 2 without layer norm and bias. The package's gates, which the papers compute from the hidden state, are
+    Weights inside a chunk are computed one by one; earlier keys are in the state. The reference is `polynomial` of
+    degree 2 without layer norm and bias. The package's gates, which the papers compute from the hidden state, are
     left out, and so are its other degrees, which have no state.
 
     Args:
-        chunk_size: tokens of a chunk; no longer a sequence has no state at all.
+        chunk_size: tokens per chunk; a sequence that is not longer has no state at all.
 
     Raises:
-        UnsupportedError: the package is not installed, `causal=False`, or no dtype or head_dim of its kernels.
+        UnsupportedError: the package is not installed, `causal=False`, or a dtype or head_dim that it does not take.
     """
 
     info = dataclasses.replace(
@@ -57,9 +57,9 @@ class RetentionPower(Polynomial):
         require_package(self.info, "retention", "triton")
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        # It takes (batch, seq_len, heads, head_dim): a head as a batch item of its own is that without a copy.
+        # It takes (batch, seq_len, heads, head_dim): with each head as a batch item that needs no copy.
         by_position = (x.flatten(0, 1).unsqueeze(2) for x in (query, key, value))
-        # It would fill a short sequence up to a chunk.
+        # Otherwise it would pad a short sequence to a whole chunk.
         chunk_size = self.chunk_size if query.shape[2] > self.chunk_size else None
         retention = importlib.import_module("retention").power_retention
         out = retention(*by_position, deg=self.degree, scale=self.scale, chunk_size=chunk_size)
@@ -76,7 +76,7 @@ class RetentionPower(Polynomial):
         return self.chunk_size, 3
 
     def _flops(self, seq_len: int) -> int:
-        """Half of two products of a chunk with itself, and two with the state where there is one."""
+        """Half of two products of a chunk with itself, and two products with the state, if there is one."""
         if not self._fuses_here(seq_len):
             return super()._flops(seq_len)
         per_token = 2 * min(seq_len, self.chunk_size) * self.head_dim

@@ -1,4 +1,4 @@
-"""The exact fused softmax by the kernels of the xformers package (Rabe and Staats 2021; Lefaudeux et al. 2022)."""
+"""Exact softmax attention by the kernels of the xformers package (Rabe and Staats 2021; Lefaudeux et al. 2022)."""
 
 import dataclasses
 import importlib
@@ -13,7 +13,7 @@ from attention_zoo.registry import register
 from attention_zoo.softmax import KernelSoftmax, Softmax
 from attention_zoo.third_party.packages import require_package
 
-# The kernels read a row of the bias in 128-bit words: it must start at a multiple of 8 sixteen-bit numbers.
+# The kernels read a row of the bias in words of 128 bits, so it must start at a multiple of 8 elements of 16 bits.
 ALIGNMENT = 8
 
 
@@ -21,7 +21,7 @@ ALIGNMENT = 8
 class XformersMemoryEfficient(KernelSoftmax):
     """Softmax attention by `xformers.ops.memory_efficient_attention`, whichever of its kernels takes the input.
 
-    With padding the mask is a bias of batch x seq_len numbers, and of batch x seq_len^2 if causal.
+    With padding the mask is a bias of batch x seq_len numbers, or batch x seq_len^2 if causal.
 
     Args:
         scale: factor of the scores; None is 1/sqrt(head_dim).
@@ -45,7 +45,7 @@ class XformersMemoryEfficient(KernelSoftmax):
         require_package(self.info, "xformers")
 
     def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
-        return None  # it says so when it is called
+        return None  # the package refuses an input when it is called
 
     def _why_no_fused_read(self, state: KeyValueCache, query: Tensor) -> str | None:
         return None
@@ -65,7 +65,7 @@ class XformersMemoryEfficient(KernelSoftmax):
 
 
 def _aligned_bias(visible: Tensor, query: Tensor) -> Tensor:
-    """0 where `visible` `(batch, 1, 1 or queries, keys)`, -inf elsewhere, for every head and query, rows aligned."""
+    """0 where `visible` `(batch, 1, 1 or queries, keys)`, else -inf, for every head and query, with aligned rows."""
     *rows, keys = visible.shape
     bias = query.new_zeros(*rows, keys + -keys % ALIGNMENT)[..., :keys]
     return bias.masked_fill_(~visible, -torch.inf).expand(*query.shape[:3], keys)

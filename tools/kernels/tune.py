@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row
+from attention_zoo.ops.launching import Configuration, Entry
 from bench.common import signals
 from bench.common.errors import Parser
 from tools.kernels.call import Call, catalogue
@@ -32,7 +32,7 @@ GAIN = 0.99
 # A candidate that ends the process is tried once more, in case something else did.
 TRIES = 2
 
-Table = tuple[Row, ...]
+Table = tuple[Entry, ...]
 Launch = Callable[[], Any]
 # Makes of a launch what takes the nanoseconds of one.
 Capture = Callable[[Launch], Callable[[], float]]
@@ -58,7 +58,7 @@ class Winner(NamedTuple):
     times: Mapping[str, float]
 
     def __str__(self) -> str:
-        """A row to paste behind a comment, or the comment alone where the table has the fastest."""
+        """An entry to paste behind a comment, or the comment alone where the table has the fastest."""
         _, kernel, arch, bits, dims, own = self.lookup
         said = f"# {self.call}: {self.times[self.configuration.name] / 1e6:.4g} ms"
         if self.configuration == own:
@@ -67,7 +67,7 @@ class Winner(NamedTuple):
         tiles, warps, stages, registers = self.configuration
         capped = "" if registers is None else f", registers={registers}"
         row = f"Configuration({dict(tiles)}, {warps}, {stages}{capped}), arch=({arch}, {arch}), bits={bits}"
-        row = f"Row('{kernel}', {row}, at_most={dict(dims)}),".replace("'", '"')
+        row = f"Entry('{kernel}', {row}, at_most={dict(dims)}),".replace("'", '"')
         return f"{said}, {before} with {own.name}\n{row}"
 
 

@@ -1,1 +1,1 @@
-"""Decoding token by token: `states` of it for any device, and steps of them by `triton`."""
+"""Decoding token by token: the `states` for any device, and their steps by Triton kernels (`triton`)."""

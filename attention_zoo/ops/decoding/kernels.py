@@ -1,8 +1,8 @@
-"""Steps of decoding, each in one pass over its state.
+"""Triton kernels for a step of decoding, each in one pass over the state.
 
-A program owns ROWS dimensions of the values of one head, and a normaliser of its own: no program waits for another,
-nothing is added up by a second kernel, and a batch of few heads still makes many programs. The state's next tile is
-on its way while one is updated, and its first while the features of the token are made.
+A program owns ROWS dimensions of the values of one head, and its own copy of the normaliser. So no program waits for
+another, no second kernel adds anything up, and a batch with few heads still has many programs. The next tile of the
+state is loaded while one is updated, and the first tile while the features of the token are computed.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def _of_head(x, stride_batch, stride_head, head, HEADS: tl.constexpr):
-    """Where a head begins in `(batch, heads, 1, dim)`."""
+    """The pointer to the start of a head in `(batch, heads, 1, dim)`."""
     return x + (head // HEADS) * stride_batch + (head % HEADS) * stride_head
 
 
@@ -23,7 +23,7 @@ def _vector(start, SIZE: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def _tile(values, total, start, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Columns of the sums of some values, `(ROWS, BLOCK)`, and of the normaliser, `(BLOCK,)`."""
+    """A tile of columns of the sums of some values, `(ROWS, BLOCK)`, and of the normaliser, `(BLOCK,)`."""
     columns = start + tl.arange(0, BLOCK)
     rows = tl.arange(0, ROWS)
     inside = columns < WIDTH
@@ -33,7 +33,7 @@ def _tile(values, total, start, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: 
 
 @triton.jit
 def _expanded(features, start, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEGREE: tl.constexpr):
-    """Columns of `phi^{tensor degree}`; zeros beyond the last."""
+    """A tile of columns of `phi^{tensor degree}`; zeros beyond the last one."""
     columns = start + tl.arange(0, BLOCK)
     first = columns % SIZE
     expanded = tl.gather(features, first, 0)
@@ -46,7 +46,7 @@ def _expanded(features, start, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: t
 
 @triton.jit
 def _divided(out, weight, bias):
-    """The sums over the columns, normalised; zeros where nothing is to divide by."""
+    """The sums over the columns, divided by the denominator; zeros where that is zero."""
     denominator = bias + tl.sum(weight, 0)
     return tl.sum(out, 1) / tl.where(denominator == 0, 1.0, denominator)
 
@@ -56,7 +56,7 @@ def _stepped(
     part, tile, normaliser, query, key, value, decay, bias,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, DEGREE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds the key to a part of the state, whose first tile was loaded, and reads it by the query: `(ROWS,)`."""
+    """Add the key to a part of the state, whose first tile is loaded already, and read it with the query: `(ROWS,)`."""
     total = part + ROWS * WIDTH
     rows = tl.arange(0, ROWS)
     out = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -69,7 +69,7 @@ def _stepped(
         normaliser = normaliser * decay + of_key
         columns = start + tl.arange(0, BLOCK)
         inside = columns < WIDTH
-        tl.debug_barrier()  # threads may hold a number twice: all have read it before one writes it
+        tl.debug_barrier()  # two threads may have loaded the same element: all must read it before one writes it
         tl.store(part + rows[:, None] * WIDTH + columns[None, :], tile, mask=inside[None, :])
         tl.store(total + columns, normaliser, mask=inside)
         out += tile * of_query[None, :]
@@ -80,7 +80,7 @@ def _stepped(
 
 @triton.jit
 def _place(sums, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """The program's head, the first of its rows, and its part of the state."""
+    """The program's head, the first of its rows, and a pointer to its part of the state."""
     program = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = HEAD_DIM // ROWS
     return program // parts, (program % parts) * ROWS, sums + program * (ROWS + 1) * WIDTH
@@ -97,7 +97,7 @@ def _begin(
     sums, value, value_batch, value_head,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The program's head, the first of its rows, its part of the state, the first tile of this and its values."""
+    """`_place`, the first tile of the part (sums and normaliser), and the program's rows of the value."""
     head, first_row, part = _place(sums, HEAD_DIM, WIDTH, ROWS)
     tile, normaliser = _tile(part, part + ROWS * WIDTH, 0, WIDTH, ROWS, BLOCK)
     v = _vector(_of_head(value, value_batch, value_head, head, HEADS) + first_row, ROWS, ROWS)
@@ -110,7 +110,7 @@ def featured_step(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, WIDTH: tl.constexpr,
     DEGREE: tl.constexpr, ELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A step of features x, or of `elu(x) + 1` with ELU."""
+    """A step with features x, or with `elu(x) + 1` if ELU."""
     head, first_row, part, tile, normaliser, v = _begin(
         sums, value, value_batch, value_head, HEADS, HEAD_DIM, WIDTH, ROWS, BLOCK
     )
@@ -142,7 +142,7 @@ def sketched_step(
     PADDED_SIZE: tl.constexpr, WIDTH: tl.constexpr, NORMED: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A step of `scale (x G1) o (x G2)` tensored with itself, x normed with NORMED."""
+    """A step with features `scale (x G1) o (x G2)` tensored with themselves, x after a layer norm if NORMED."""
     head, first_row, part, tile, normaliser, v = _begin(
         sums, value, value_batch, value_head, HEADS, HEAD_DIM, WIDTH, ROWS, BLOCK
     )
@@ -171,7 +171,7 @@ def exponential_step(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """A step of `exp(w x root - |x root|^2 / 2)`, relative to its largest, plus eps; the sums to the largest so far."""
+    """A step with `exp(w x root - |x root|^2 / 2)`, relative to its largest, plus eps; sums to the largest so far."""
     head, first_row, part, tile, normaliser, v = _begin(
         sums, value, value_batch, value_head, HEADS, HEAD_DIM, SIZE, ROWS, BLOCK
     )
@@ -208,7 +208,7 @@ def exponential_step(
 def _inter_chunk(
     values, total, features, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The sums of some values and the normaliser, read by features of a query: `(ROWS,)` and a number."""
+    """What the features of a query read from the sums of some values, `(ROWS,)`, and from the normaliser, a number."""
     out = tl.zeros([ROWS, BLOCK], tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
     tile, normaliser = _tile(values, total, 0, WIDTH, ROWS, BLOCK)
@@ -226,7 +226,7 @@ def _keys_and_values(
     keys, values, start, length, key_row,
     HEAD_DIM: tl.constexpr, PADDED_HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Keys of a block, `(BLOCK_N, PADDED_HEAD_DIM)`, and rows of their values; zeros beyond its length."""
+    """Keys of a block, `(BLOCK_N, PADDED_HEAD_DIM)`, and their values, `(BLOCK_N, ROWS)`; zeros beyond its length."""
     tokens, index, rows = start + tl.arange(0, BLOCK_N), tl.arange(0, PADDED_HEAD_DIM), tl.arange(0, ROWS)
     inside = (tokens < length)[:, None]
     some = tl.load(

@@ -1,4 +1,4 @@
-"""States of token-by-token decoding: a cache of keys and values, and sums over the keys whose size does not grow."""
+"""States for decoding token by token: a cache of keys and values, a window, and sums over keys of constant size."""
 
 import functools
 
@@ -11,14 +11,14 @@ from attention_zoo.ops.decoding.tiles import rows_of_part
 from attention_zoo.ops.feature_product.reference import divide_by_last, slices
 from attention_zoo.ops.masking import power_, visible_rows
 
-# Keys whose tensored features are in memory together while a prompt is summed.
+# Tokens of a prompt whose tensored features are in memory together.
 ROWS = 128
 
 
 class State:
     """What decoding remembers of a batch of sequences; methods update it in place, `copy.deepcopy` forks it.
 
-    `length` counts the tokens absorbed, padding among them; `dtype` is that of the tokens.
+    `length` counts the tokens so far, padding included; `dtype` is the dtype of the tokens.
     """
 
     def __init__(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -26,27 +26,27 @@ class State:
         self.length = 0
 
     def select(self, items: Tensor) -> None:
-        """Keep these sequences of the batch, in this order, some perhaps several times: 1-d int64."""
+        """Keep these sequences of the batch, in this order; one may be kept several times: 1-d int64."""
         for name, part in vars(self).items():
             if isinstance(part, State):
                 part.select(items)
-            elif isinstance(part, Tensor):  # of the batch, or of the batch and its heads
+            elif isinstance(part, Tensor):  # its first dimension is batch, or batch * heads
                 by_item = part.unflatten(0, (self.batch_size, -1)).index_select(0, items.to(part.device))
                 setattr(self, name, by_item.flatten(0, 1))
         self.batch_size = len(items)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors held, spare capacity included."""
+        """Bytes of all tensors of the state, with their spare capacity."""
         parts = vars(self).values()
         return sum(x.nbytes if isinstance(x, Tensor) else x.num_bytes for x in parts if isinstance(x, Tensor | State))
 
 
 class KeyValueCache(State):
-    """All keys and values, and which of them are padding; `has_padding` says whether any was given as such.
+    """All keys and values, and which of them are padding; `has_padding` says whether a padding mask was ever given.
 
-    Kept in the dtype of the keys: that is what `forward` multiplies, so wider copies would add bytes and no digits.
-    The capacity doubles when it is exhausted, so that a token costs one copy on average, up to `max_len` if given.
+    They have the dtype of the keys: `forward` multiplies in it, so wider copies would cost memory and add no accuracy.
+    The capacity doubles when it is exhausted, up to `max_len` if given, so that a token costs one copy on average.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class KeyValueCache(State):
         return ~self._padding[:, None, None, : self.length]
 
     def visible_to(self, queries: int) -> Tensor:
-        """What the last so many tokens may see: bool, broadcastable to `(batch, 1, queries, length)`."""
+        """Which keys the last `queries` tokens may see: bool, broadcastable to `(batch, 1, queries, length)`."""
         if queries == 1:
             return self.visible
         positions = torch.arange(self.length - queries, self.length, device=self.device)
@@ -115,10 +115,10 @@ class KeyValueCache(State):
 
 
 class Window(State):
-    """The keys and values that the next token may see of a block, or of the tokens before it: at most `block_size`.
+    """The keys and values that the next token may see, of its block or of a sliding window: at most `block_size`.
 
-    Token i is in row `i % block_size`: of a sliding window it takes the place of the one that is out of sight; where
-    the window is the token's own block, a new block begins with nothing visible.
+    Token i is in row `i % block_size`. In a sliding window it replaces the token that leaves the window; where the
+    window is the token's own block, a new block begins with nothing visible.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Window(State):
 
     @property
     def positions(self) -> Tensor:
-        """Where the tokens of the rows stand in their sequence, `(block_size,)`; negative in a row without one."""
+        """The positions of the rows' tokens in the sequence, `(block_size,)`; negative for a row without a token."""
         rows = torch.arange(self.block_size, device=self.device)
         return self.length - 1 - (self.length - 1 - rows) % self.block_size
 
@@ -160,11 +160,11 @@ class Window(State):
 class FeatureSums(State):
     """`sum_j [v_j, 1] phi(k_j)^{tensor degree}^T` in at least float32, `(batch * heads, head_dim + 1, width)`.
 
-    The width is that of the features, or of their pairs in degree 2: of equal products, `phi_a phi_b = phi_b phi_a`,
-    one is kept, times sqrt(2). Rounded to 16 bits a long sum would stop growing. With `scaled`, each key has a log
-    scale t_j and the sums are `sum_j exp(t_j - T) ...` relative to the largest so far, T, so that nothing overflows; T
+    The width is the number of features; in degree 2 the number of their pairs: of the equal products `phi_a phi_b` and
+    `phi_b phi_a` one is kept, times sqrt(2). In 16 bits a long sum would stop growing. With `scaled` each key has a log
+    scale t_j and the sums are `sum_j exp(t_j - T) ...`, relative to the largest so far, T, so that nothing overflows; T
     cancels in a ratio. With `split`, on a GPU, the values are in parts of `rows` dimensions, each followed by a row for
-    a normaliser of its own (and each with its own T): a kernel's programs update and read a part without the others.
+    its own normaliser (and each with its own T), so that a kernel's program needs one part only.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class FeatureSums(State):
     def add(self, features: Tensor, value: Tensor, log_scale: Tensor | None = None) -> None:
         """Add tokens: `(batch, heads, tokens, features)`, zero at padding, and `(batch, heads, tokens, head_dim)`.
 
-        `log_scale` is `(batch, heads, tokens)`, and given if and only if the sums are scaled.
+        `log_scale` is `(batch, heads, tokens)`; it must be given if the sums are `scaled`, and only then.
         """
         self.length += features.shape[2]
         features, value = features.to(self.sums.dtype), self._with_ones(value)
@@ -204,12 +204,12 @@ class FeatureSums(State):
             self.sums.baddbmm_(their_values.flatten(0, 1).mT, self._expanded(some))
 
     def _with_ones(self, value: Tensor) -> Tensor:
-        """Each part followed by a one, `(batch, heads, tokens, head_dim + parts)`."""
+        """The values, each part followed by a one: `(batch, heads, tokens, head_dim + parts)`."""
         parts = value.to(self.sums.dtype).unflatten(-1, (-1, self.rows))
         return F.pad(parts, (0, 1), value=1.0).flatten(-2)
 
     def _expanded(self, features: Tensor) -> Tensor:
-        """`(batch * heads, tokens, width)`."""
+        """The tensored features, `(batch * heads, tokens, width)`."""
         if self.degree == 1:
             return features.flatten(0, 1)
         vectors, numbers = features.shape[:3].numel(), features.reshape(-1)
@@ -233,7 +233,7 @@ class FeatureSums(State):
         log_scale: Tensor | None = None,
         bias: float = 0.0,
     ) -> Tensor:
-        """`add` tokens; for each `sum_j w_j v_j / (bias + sum_j w_j)` of then, zeros where the denominator is."""
+        """`add` tokens; each gets `sum_j w_j v_j / (bias + sum_j w_j)` over j up to itself, zeros for 0 / 0."""
         outputs = []
         for rows in slices(value.shape[2], ROWS):
             queries, keys, values = (x[:, :, rows] for x in (query_features, key_features, value))
@@ -243,7 +243,7 @@ class FeatureSums(State):
         return torch.cat(outputs, 2)
 
     def _causal_product(self, queries: Tensor, keys: Tensor, value: Tensor, log_scale: Tensor | None) -> Tensor:
-        """`product` of each query with the sums, its own key and the keys before that one, relative to their scale."""
+        """`product` of each query with the sums, and with the new keys up to its own; relative to their scale."""
         queries, keys = queries.to(self.sums.dtype), keys.to(self.sums.dtype)
         summed = self.product(queries)
         weights = power_(queries @ keys.mT, self.degree)
@@ -252,7 +252,7 @@ class FeatureSums(State):
             before = self.log_scale[..., :1]
             largest = torch.maximum(before, log_scale.cummax(-1).values)
             summed = summed * (before - largest).exp()[..., None, None]
-            # The exponents of the future are positive and would overflow before the triangle hides them.
+            # Exponents of later keys may be positive, and would overflow before the causal mask hides them.
             weights = weights * (log_scale[..., None, :] - largest[..., None]).clamp(max=0).exp()
         return summed + (weights.tril() @ self._with_ones(value)).unflatten(-1, (self.parts, -1))
 
@@ -271,7 +271,7 @@ class FeatureSums(State):
         return self._divided(self._of_queries(expanded[:, :1]), bias)
 
     def _divided(self, summed: Tensor, bias: float) -> Tensor:
-        # Weights are never negative: with a bias there is always something to divide by.
+        # Weights are never negative: with a bias the denominator is never zero.
         if bias == 0:
             divided = divide_by_last(summed, bias)
         else:
@@ -290,8 +290,8 @@ class FeatureSums(State):
 
 @functools.lru_cache(maxsize=16)
 def _pairs(features: int, vectors: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the first and the second of each pair are, vector by vector, and the root of the number of equal pairs."""
-    # Pair w is a number and the one w // features after it, in a circle: a kernel needs no table.
+    """The indices of the first and second feature of each pair, vector by vector; the pairs' factors, 1 or sqrt(2)."""
+    # Pair w is a feature and the one w // features after it, cyclically: a kernel needs no table.
     index = torch.arange(features * (features + 1) // 2, device=device)
     pairs = torch.stack([index, index + index // features]) % features
     first, second = (pairs[:, None] + features * torch.arange(vectors, device=device)[:, None]).flatten(1)
@@ -304,10 +304,10 @@ def _ones(rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 class BlockState(State):
-    """Feature sums of the blocks that are full, and a cache of the current one for the exact weights inside it.
+    """Feature sums of the full blocks, and a cache of the current block for the exact weights inside it.
 
-    The sums are not split: no step both updates and reads them. The cache holds a whole block from the start: the size
-    does not depend on the number of tokens.
+    The sums are not split, because no step both updates and reads them. The cache has room for a whole block from the
+    start, so the size does not depend on the number of tokens.
     """
 
     def __init__(self, sums: FeatureSums, block: KeyValueCache, block_size: int) -> None:
@@ -337,10 +337,10 @@ class BlockState(State):
         degree: int,
         bias: float,
     ) -> Tensor:
-        """`add` tokens and, for each of them, `read` what was there then; arguments as of these two."""
+        """`add` tokens, and `read` for each of them; the arguments are those of these two methods."""
         outputs, done, tokens = [], 0, key.shape[2]
         while done < tokens:
-            # As far as the block of the next token goes.
+            # Up to the end of the block of the next token.
             rows = slice(done, min(tokens, done + self.block_size - self.length % self.block_size))
             self.add(key[:, :, rows], key_features[:, :, rows], value[:, :, rows])
             outputs.append(self.read(query[:, :, rows], query_features[:, :, rows], degree, bias))
@@ -348,7 +348,7 @@ class BlockState(State):
         return torch.cat(outputs, 2)
 
     def read(self, query: Tensor, features: Tensor, degree: int, bias: float) -> Tensor:
-        """For the last tokens, all of the current block: weights `<query, key>^degree` inside it, of features before.
+        """The outputs of the last tokens, all in the current block: exact weights inside it, features before it.
 
         Their query is `(batch, heads, tokens, head_dim)`, the features are `(batch, heads, tokens, features)`.
         """

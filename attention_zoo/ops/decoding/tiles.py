@@ -1,32 +1,32 @@
-"""Tiles of the kernels of decoding, and the parts that a state is in for them."""
+"""The tiles of the decoding kernels, and the parts into which a state is split for them."""
 
 import math
 
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row
+from attention_zoo.ops.launching import Configuration, Entry
 
-# A part's normaliser is read with it: parts of wide sums, long enough already, have fewer rows for more programs.
+# A part costs one more row, its normaliser. Wide sums are long enough to have smaller parts, for more programs.
 WIDE = 256
 ROWS_OF_WIDE, ROWS_OF_NARROW, FEWEST_ROWS = 16, 32, 8
-# What a program holds in registers: features that it makes, and numbers of a sketch's matrix.
+# The most that a program keeps in registers: features that it computes, and elements of a sketch's matrix.
 MOST_FEATURES, LARGEST_MATRIX = 1024, 2**13
 
-ROWS: tuple[Row, ...] = (
-    Row("featured_step", Configuration({"BLOCK": 64}, 4, 1), at_most={"width": 64}),
-    Row("featured_step", Configuration({"BLOCK": 128}, 4, 1)),
-    Row("sketched_step", Configuration({"BLOCK": 128}, 4, 1)),
-    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 4, 1), at_most={"width": 256}),
-    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 8, 1), at_most={"width": 512}),
-    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 8}, 8, 1)),
-    Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 4, 1), at_most={"head_dim": 64}),
-    Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 8, 1)),
+ROWS: tuple[Entry, ...] = (
+    Entry("featured_step", Configuration({"BLOCK": 64}, 4, 1), at_most={"width": 64}),
+    Entry("featured_step", Configuration({"BLOCK": 128}, 4, 1)),
+    Entry("sketched_step", Configuration({"BLOCK": 128}, 4, 1)),
+    Entry("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 4, 1), at_most={"width": 256}),
+    Entry("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 8, 1), at_most={"width": 512}),
+    Entry("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 8}, 8, 1)),
+    Entry("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 4, 1), at_most={"head_dim": 64}),
+    Entry("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 8, 1)),
 )
 
 
 def rows_of_part(head_dim: int, width: int) -> int:
-    """Dimensions of the values that share a normaliser in a state whose steps are kernels."""
+    """The dimensions of the values in one part, which share a normaliser, of a state whose steps are kernels."""
     rows = math.gcd(head_dim, ROWS_OF_NARROW if width <= WIDE else ROWS_OF_WIDE)
     return rows if rows >= FEWEST_ROWS else head_dim
 
@@ -37,11 +37,11 @@ def holds(matrices: Tensor) -> bool:
 
 
 def why_unsupported(query: Tensor, features: int = 1) -> str | None:
-    """Why no kernel steps by such a token, `(batch, heads, 1, head_dim)`; None if one does.
+    """Why no kernel decodes a token like this, `(batch, heads, 1, head_dim)`; None if one does.
 
     Args:
         query: of the token.
-        features: those that the kernel makes by itself and needs all at once.
+        features: how many features the kernel computes itself and needs all at once.
     """
     if not launching.on_gpu(query):
         return f"its steps are kernels for a GPU, the input is on {query.device.type}"

@@ -1,9 +1,9 @@
-"""Steps of decoding by Triton kernels: one launch that updates the state in place and reads it, once over its memory.
+"""Steps of decoding by Triton kernels: one launch updates the state in place and reads it, in one pass over its memory.
 
-The states are those of `states`, made on a GPU with `split`, but for `read_block`. A query, key or value is
-`(batch, heads, 1, head_dim)`, and so is what is returned, in the dtype of the values. Nothing waits for the device, and
-no number that changes from step to step is an argument, but the length of an exact block: a step of the others can be
-captured in a CUDA graph.
+The states are `FeatureSums` made on a GPU with `split`, except for `read_block`. A query, key or value is
+`(batch, heads, 1, head_dim)`, and so is the result, in the dtype of the values. Nothing waits for the device. Only
+`read_block` has an argument that changes from step to step, the length of the block: the other steps can be captured
+in a CUDA graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,10 +44,10 @@ def step_sketched(
     scale: float,
     bias: float,
 ) -> Tensor:
-    """`FeatureSums.next` with a sketch of degree 2 of the normed token, tensored with itself.
+    """`FeatureSums.next` with a sketch of degree 2 of the token after its layer norm, tensored with itself.
 
     PolySketchFormer (ICML version), Algorithm 1. `matrices` are G1 and G2, `(1 or heads, head_dim, 2, r)`; `scale` is
-    of the features, `sqrt(1 / r)` times that of the scores.
+    the factor of the features, `sqrt(1 / r)` times the scale of the scores.
     """
     state.length += 1
     weight, shift, norm_eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
@@ -59,8 +59,8 @@ def step_exponential(
 ) -> Tensor:
     """`FeatureSums.next` with the stabilised positive random features of performer, and their running maximum.
 
-    Choromanski et al. 2021, section 2.3, of `exp(scale <q, k>)`. The projection is `(features, head_dim)`; eps is added
-    to every feature, relative to the largest.
+    Choromanski et al. 2021, section 2.3, for `exp(scale <q, k>)`. The projection is `(features, head_dim)`; eps is
+    added to every feature, relative to the largest.
     """
     assert state.log_scale is not None
     state.length += 1
@@ -68,7 +68,7 @@ def step_exponential(
 
 
 def read_block(state: BlockState, query: Tensor, features: Tensor, degree: int, bias: float) -> Tensor:
-    """`BlockState.read` for one query and its features `(batch, heads, 1, r)`, of exact weights of a power of two."""
+    """`BlockState.read` for one query and its features `(batch, heads, 1, r)`; the degree is a power of two."""
     return _block_read(state.sums.sums, query, features, state.block.keys, state.block.values, degree, bias)
 
 
@@ -83,7 +83,7 @@ def _launch(kernel: Any, programs: int, *arguments: Any, sizes: dict[str, Any], 
 def launch_featured_step(
     sums: Tensor, value: Tensor, query: Tensor, key: Tensor, bias: float, rows: int, degree: int, elu: bool
 ) -> Tensor:
-    """A step of features `(batch, heads, ..., features)`, or of `elu(x) + 1` of them."""
+    """A step with the features `(batch, heads, ..., features)`, or with `elu(x) + 1` of them."""
     value, query, key = map(launching.by_rows, (value, query, key))
     out, head_dim, size = _like(value), value.shape[-1], query.shape[-1]
     sizes = {"HEADS": value.shape[1], "HEAD_DIM": head_dim, "ROWS": rows, **_padded(SIZE=size)}
@@ -107,7 +107,7 @@ def launch_sketched_step(
     bias: float,
     rows: int,
 ) -> Tensor:
-    """A step of `scale (x G1) o (x G2)` of tokens, behind a layer norm unless `norm_weight` is None."""
+    """A step with `scale (x G1) o (x G2)`, x after a layer norm unless `norm_weight` is None."""
     value, query, key = map(launching.by_rows, (value, query, key))
     out, (groups, head_dim, _, size) = _like(value), matrices.shape
     sizes = {"HEADS": value.shape[1], "ROWS": rows, **_padded(HEAD_DIM=head_dim, SIZE=size)}
@@ -130,7 +130,7 @@ def launch_exponential_step(
     eps: float,
     rows: int,
 ) -> Tensor:
-    """A step of performer's features, with the largest log scales so far of each part."""
+    """A step with Performer's features; `log_scale` is the largest log scale so far of each part."""
     value, query, key = map(launching.by_rows, (value, query, key))
     out, (size, head_dim) = _like(value), projection.shape
     sizes = {"HEADS": value.shape[1], "HEAD_DIM": head_dim, "ROWS": rows, **_padded(SIZE=size)}
@@ -143,7 +143,7 @@ def launch_exponential_step(
 def launch_block_read(
     sums: Tensor, query: Tensor, features: Tensor, keys: Tensor, values: Tensor, degree: int, bias: float
 ) -> Tensor:
-    """What a query reads of the sums and of a block; nothing is written but the output."""
+    """The output of a query from the sums and a block; only the output is written."""
     out, head_dim, size = _like(query), query.shape[-1], features.shape[-1]
     rows = min(head_dim & -head_dim, ROWS_OF_NARROW)
     sizes = {"ROWS": rows, "WIDTH": sums.shape[-1], "SQUARINGS": degree.bit_length() - 1}
@@ -156,12 +156,12 @@ def launch_block_read(
 
 
 def _strides(*tensors: Tensor) -> list[int]:
-    """Of batch and heads, tensor by tensor."""
+    """The strides of batch and heads, tensor by tensor."""
     return [stride for x in tensors for stride in x.stride()[:2]]
 
 
 def _padded(**sizes: int) -> dict[str, int]:
-    """The sizes, and the next powers of two, which are what a vector in a kernel can have."""
+    """The sizes, and the next powers of two, because the length of a vector in a kernel must be one."""
     return sizes | {f"PADDED_{name}": triton.next_power_of_2(size) for name, size in sizes.items()}
 
 
@@ -173,7 +173,7 @@ def _like(x: Tensor) -> Tensor:
 
 
 def _register(name: str, launch: Callable[..., Tensor], *, mutates: Sequence[str]) -> Callable[..., Tensor]:
-    """An operator for compilers; else the launch itself, which takes less time than PyTorch to look an operator up."""
+    """An operator while compiling, else the launch itself: to look an operator up takes PyTorch longer than that."""
     operator = register(name, launch, lambda sums, token, *_: _like(token), mutates=mutates)
 
     def call(*arguments: Any) -> Tensor:

@@ -1,1 +1,1 @@
-"""Products with implicit weights of features: `reference` anywhere, `cpu` in its caches."""
+"""Linear attention over features: the PyTorch `reference`, a `cpu` path that stays in the caches, Triton kernels."""

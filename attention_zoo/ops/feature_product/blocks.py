@@ -1,4 +1,4 @@
-"""Features of queries and keys, some blocks of them at a time, and sums over blocks, which others read instead."""
+"""The CPU path's features of queries and keys, a few blocks at a time, and the sums over blocks that others read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_zoo.ops.feature_product.feature_maps import Plain, Squares, add_product, at_least_float32
 from attention_zoo.ops.feature_product.reference import (
-    Scales,
+    BlockScales,
     default_block_size,
     next_scales,
     scaled,
@@ -16,43 +16,43 @@ from attention_zoo.ops.feature_product.reference import (
     slices,
 )
 
-# Of padding: finite, and below that of any key.
+# The log scale of padding: finite, and below the log scale of any key.
 LEAST = -1e30
-# Weights of a head: more of them take longer to come from memory than sums over blocks to be multiplied.
+# The most weights of a head that are all computed: to load more from memory takes longer than sums over blocks.
 LARGEST_QUADRATIC = 2**20
-# Queries whose weights are computed together where every weight is, or, if causal, those of the keys up to them.
+# Queries in a slab, whose weights are computed together; a causal slab has the keys up to its last query.
 SLAB = 128
 
 # Features `(batch, heads, rows, r)`, and log scales `(batch, heads, rows)` or None.
 Featured = tuple[Tensor, Tensor | None]
-# Of rows `(batch, heads, rows, h)` and parameters.
+# Takes rows `(batch, heads, rows, h)` and parameters.
 Function = Callable[[Tensor, Sequence[Tensor]], Featured]
-# From the gradients of features and log scales, or None, to those of the rows, and of the parameters that have one.
+# Takes the gradients of features and of log scales (or None); returns those of the rows and of trained parameters.
 Pull = Callable[[Tensor, Tensor | None], Sequence[Tensor]]
-# Its pull is called once, and may write over the features.
+# Its `Pull` is called once, and may write over the features.
 ClosedForm = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor | None, Pull]]
 
 
 class Features(NamedTuple):
-    """What makes features of queries or keys, each of them by itself."""
+    """How to compute the features of queries or keys, each row by itself."""
 
     function: Function
     parameters: Sequence[Tensor] = ()
-    """What features depend on; it must not change before the backward pass."""
+    """What features depend on; must not change before the backward pass."""
     closed_form: ClosedForm | None = None
-    """The function with its gradient, where no parameter has one; None leaves it to autograd."""
+    """The function with its backward pass, used if no parameter is trained; None leaves it to autograd."""
 
 
 def _as_they_are(x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, None, Pull]:
     return x, None, lambda d_features, _: (d_features,)
 
 
-# Of queries and keys that are features already.
+# For queries and keys that are features already.
 AS_THEY_ARE = Features(lambda x, _: (x, None), closed_form=_as_they_are)
 
 
 class Inputs(NamedTuple):
-    """What goes along the sequence, `(batch * heads, n, ...)`, and the parameters of the features."""
+    """The tensors with a sequence dimension, `(batch * heads, n, ...)`, and the parameters of the features."""
 
     query: Tensor
     key: Tensor
@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
 
 
 class Form(NamedTuple):
-    """How the product is computed: block by block, or from every weight, which is one block."""
+    """How the product is computed: block by block, or, if `quadratic`, from every weight (the parallel form)."""
 
     quadratic: bool
     block_size: int
@@ -82,7 +82,7 @@ def form_of(
     degree: int = 1,
     inner: int | None = None,
 ) -> Form:
-    """The form with fewer products; exact weights (`inner`) are those of blocks of this size in either."""
+    """The form with fewer multiplications; exact weights (`inner`) are inside blocks of `block_size` in both forms."""
     width = Squares(features).width if degree == 2 else features
     rows = block_size or default_block_size(torch.device("cpu"), causal=causal, degree=degree)
     if causal and queries <= rows:
@@ -99,7 +99,7 @@ def form_of(
 
 
 class Settings(NamedTuple):
-    """What does not change along the sequence."""
+    """The settings of a product, the same for all blocks."""
 
     function: Function
     closed_form: ClosedForm | None
@@ -113,19 +113,19 @@ class Settings(NamedTuple):
     local_degree: int
 
     def maps(self, x: Tensor) -> Plain | Squares:
-        """What makes the features of a weight of vectors like x."""
+        """The feature map for vectors like x."""
         return Squares(x.shape[-1]) if self.degree == 2 else Plain(x.shape[-1])
 
     def chunks(self, x: Tensor) -> list[slice]:
-        """The rows of x `(heads, n, ...)` whose features are computed together: some blocks."""
+        """The chunks of x `(heads, n, ...)`, each of a few blocks, whose features are computed together."""
         return list(slices(x.shape[1], self.chunk_size))
 
     def features(
         self, x: Tensor, inputs: Inputs, rows: slice, *, with_pull: bool
     ) -> tuple[Tensor, Tensor | None, Pull]:
-        """Of some queries or keys x, `(heads, rows, r)` and `(heads, rows)`.
+        """Features `(heads, rows, r)` and log scales `(heads, rows)` of some rows of x, and their `Pull`.
 
-        With `pull`, from the gradients of both, those of the rows and of the parameters that have one.
+        The `Pull` takes the gradients of both, and must not be called without `with_pull`.
         """
         some, pull_back = x[:, rows].unflatten(0, (-1, self.heads)), None
         if not with_pull:
@@ -146,30 +146,30 @@ class Settings(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The features of one block's queries or keys, `(heads, rows, r)`, its keys' log scales, and the gradient."""
+    """The features of one block of queries or keys, `(heads, rows, r)`, the keys' log scales, and the gradient."""
 
     rows: slice
     features: Tensor
     log_scale: Tensor | None
     grad: Tensor
-    """To be filled; where nothing is pulled back, no memory of its own."""
+    """Of the features, to be filled; without a backward pass it is the features' own memory."""
 
     def part(self, some: slice) -> "Block":
-        """Of some of its rows, counted from its first."""
+        """The block of some of its rows, counted from its first."""
         rows = slice(self.rows.start + some.start, self.rows.start + some.stop)
         log_scale = None if self.log_scale is None else self.log_scale[:, some]
         return Block(rows, self.features[:, some], log_scale, self.grad[:, some])
 
 
 class Chunk:
-    """The features of some blocks of rows; of queries there are no log scales, which cancel.
+    """The features of a few blocks of rows; queries have no log scales, because these cancel.
 
     Args:
-        settings: say what makes them.
-        inputs: of all rows.
-        rows: which.
-        keys: whether of keys, else of queries.
-        with_pull: whether gradients will be put into the blocks, and pulled back.
+        settings: how the features are computed.
+        inputs: those of all rows.
+        rows: the rows of this chunk.
+        keys: whether they are keys, else queries.
+        with_pull: whether gradients will be put into the blocks, and `pull` called.
     """
 
     def __init__(self, settings: Settings, inputs: Inputs, rows: slice, *, keys: bool, with_pull: bool = False) -> None:
@@ -186,21 +186,21 @@ class Chunk:
 
     @classmethod
     def of_all(cls, settings: Settings, inputs: Inputs, *, keys: bool, with_pull: bool = False) -> "Chunk":
-        """Of every query or key."""
+        """The chunk of every query or key."""
         rows = slice(0, (inputs.key if keys else inputs.query).shape[1])
         return cls(settings, inputs, rows, keys=keys, with_pull=with_pull)
 
     @property
     def whole(self) -> Block:
-        """As one block."""
+        """The chunk as one block."""
         return Block(self.rows, self.features, self.log_scale, self.grad)
 
     def blocks(self) -> list[Block]:
-        """In their order."""
+        """The blocks in order."""
         return [self.whole.part(here) for here in slices(self.rows.stop - self.rows.start, self._block_size)]
 
     def pull(self) -> Sequence[Tensor]:
-        """From the blocks' gradients to that of their rows, and of each parameter that has one."""
+        """The gradients of the rows and of each trained parameter, from the gradients in the blocks."""
         d_scale = None
         if self.log_scale is not None:
             d_scale = (self.grad * self.features).sum(-1, dtype=self.log_scale.dtype)
@@ -210,14 +210,14 @@ class Chunk:
 
 
 class Sums:
-    """Of some rows: the sum of their features by what is beside them, and that of the denominators' features.
+    """Sums over rows: of features times the values (or gradients) beside them, and of the denominators' features.
 
     Args:
-        settings: say what makes features, and how many rows a block has.
-        x: vectors that features are made of, `(heads, rows, r)`.
-        inputs: whose sequence is summed over.
-        total: a sum that is there already, with its `norm`; None is of nothing.
-        norm: that of the denominators.
+        settings: which feature map it is.
+        x: vectors like those to be added, `(heads, rows, r)`.
+        inputs: the sequence that is summed over.
+        total: a sum to start from, with its `norm`; None starts from zero.
+        norm: the sum for the denominators.
     """
 
     def __init__(
@@ -233,24 +233,24 @@ class Sums:
         add_product(self.total, self.maps.expand(x, doubled=doubled), beside)
         self.maps.add_norm(self.norm, x, None if weights is None else weights.to(x.dtype))
 
-    def advance(self, x: Tensor, beside: Tensor, scales: Scales | None) -> None:
-        """Add a block of keys."""
+    def advance(self, x: Tensor, beside: Tensor, scales: BlockScales | None) -> None:
+        """Decay the sums, and add a block of keys."""
         if scales is not None:
             self.decay(scales.decay)
         scale = scales and scales.key
         self.add(x, scaled(beside, scale), doubled=True, weights=scale)
 
     def decay(self, factor: Tensor) -> None:
-        """Let what was added count less."""
+        """Multiply the sums so far by `factor`."""
         self.total.mul_(factor)
         self.norm.mul_(factor)
 
     def read(self, x: Tensor, *, doubled: bool) -> Tensor:
-        """`(heads, rows, h)`."""
+        """What the rows of x get from the sums, `(heads, rows, h)`."""
         return self.maps.expand(x, doubled=doubled).mT @ self.total.to(x.dtype)
 
     def read_norm(self, x: Tensor) -> Tensor:
-        """`(heads, rows, 1)`."""
+        """The denominators of the rows of x, `(heads, rows, 1)`."""
         return self.maps.read_norm(self.norm, x)
 
     def pull(self, out: Tensor, x: Tensor, grad: Tensor, *, doubled: bool, weights: Tensor | None) -> None:
@@ -267,9 +267,9 @@ class Own(NamedTuple):
 
 
 def slabs(settings: Settings, left: Block, right: Block) -> Iterator[tuple[Block, Own, Block | None]]:
-    """Of all queries and keys some queries at a time, what they see of their own block, and the keys before it.
+    """Some queries at a time, what they see of their own block of keys, and the keys before that block.
 
-    Where it is causal, half of the weights are of the future.
+    Causal slabs leave out most weights of later keys, which are half of all weights.
     """
     causal, keys, of_all = (
         settings.causal,
@@ -286,7 +286,7 @@ def slabs(settings: Settings, left: Block, right: Block) -> Iterator[tuple[Block
 
 
 def _scales_inside_block(log_scale: Tensor | None, causal: bool) -> Tensor | None:
-    """Of each key for each query where all are in one block, broadcastable to `(heads, queries, keys)`."""
+    """The scale of each key for each query if all are in one block, broadcastable to `(heads, queries, keys)`."""
     if causal or log_scale is None:
         scales = next_scales(log_scale, None)
         return scales and scales.intra_block
@@ -301,7 +301,7 @@ def relative(log_scale: Tensor | None, largest: Tensor | None) -> Tensor | None:
 def weight_factors(
     settings: Settings, inputs: Inputs, left: Block, right: Block, *, is_own: bool
 ) -> tuple[Tensor, Tensor, int]:
-    """Whose products, to which degree, are the weights: the features', or, of a block's own keys, exact ones."""
+    """The two factors of the weights, and their degree: features, or local queries and keys in the own block."""
     if inputs.local_query is None or inputs.local_key is None or not is_own:
         return left.features, right.features, settings.degree
     return inputs.local_query[:, left.rows], inputs.local_key[:, right.rows], settings.local_degree
@@ -315,7 +315,7 @@ def _by_autograd(function: Function, x: Tensor, parameters: Sequence[Tensor]) ->
         results = function(x, [next(parts) if p.requires_grad else p for p in parameters])
         return tuple(result for result in results if result is not None)
 
-    if torch.compiler.is_compiling():  # no autograd inside its backward passes
+    if torch.compiler.is_compiling():  # it takes no autograd inside a backward pass
         results, pull_back = torch.func.vjp(of, x, *trained)[:2]
     else:
         leaves = [tensor.detach().requires_grad_() for tensor in (x, *trained)]

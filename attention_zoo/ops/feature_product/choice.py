@@ -17,7 +17,7 @@ if launching.HAS_TRITON:
 
 
 def why_unsupported(query: Tensor, features: int, *, block_size: int | None, degree: int = 1) -> str | None:
-    """Why no fast path takes such an input; None if one does."""
+    """Why no fast path takes this input; None if one does."""
     if not launching.on_gpu(query):
         return cpu.why_unsupported(query)
     if (reason := launching.why_unsupported(query)) is not None:
@@ -28,9 +28,9 @@ def why_unsupported(query: Tensor, features: int, *, block_size: int | None, deg
 def normalised_product(
     query: Tensor, key: Tensor, value: Tensor, *, features: Features, padding: Tensor | None, **options: Any
 ) -> tuple[Tensor, str]:
-    """`cpu.normalised_block_product` where the tensors are: arguments and results are those.
+    """The fast path of the tensors' device, with the arguments and results of `cpu.normalised_block_product`.
 
-    A GPU has the features of all queries and keys in memory, the weights and the squares of features never.
+    On a GPU the features of all queries and keys are in memory, weights and squared features never.
     """
     if not launching.on_gpu(query):
         return cpu.normalised_block_product(query, key, value, features=features, padding=padding, **options)
@@ -43,7 +43,7 @@ def normalised_product(
 
 
 def is_quadratic(seq_len: int, features: int, head_dim: int, device: torch.device, **options: Any) -> bool:
-    """Whether a fast path would compute every weight of such a sequence; options are those of `form_of`."""
+    """Whether the fast path computes every weight (the parallel form); options are those of `form_of`."""
     return _form(seq_len, features, head_dim, device, options).quadratic
 
 

@@ -1,4 +1,4 @@
-"""How the kernels cut a sequence into chunks, and chunks into parts that are walked along side by side."""
+"""How the kernels split a sequence into chunks, and group chunks into parts that run in parallel."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 
 from attention_zoo.ops.launching import descriptor
 
-# Warps that walk along sequences on a multiprocessor at once, and multiprocessors where there are none: an H100's.
+# Warps that scan sequences on one multiprocessor at once, and the multiprocessors to assume without a GPU: an H100's.
 WARPS, MULTIPROCESSORS = 8, 132
-# Parts of a sequence that are tried.
+# The most parts of a sequence.
 MOST_PARTS = 12
-# A GPU scans one long row slowly.
+# The block of a running maximum: a GPU scans one long row slowly.
 SCAN_BLOCK = 128
-# Features that a tile has whole, and in parts.
+# The most columns that one tile has, and the columns of each tile where there are more.
 WIDEST, PART = 128, 64
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a sequence is cut, and which chunks read sums: those from `first_reader` to `last_reader`."""
+    """How a sequence is split, and which chunks read sums: those from `first_reader` to `last_reader`."""
 
     size: int
     count: int
@@ -33,33 +33,33 @@ class Chunks:
 
     @classmethod
     def of(cls, seq_len: int, size: int) -> Chunks:
-        """Chunks of a causal product: all but the first read what is before them."""
+        """Chunks of a causal product: all but the first read the sums of the chunks before them."""
         count = -(-seq_len // size)
         return cls(size, count, 1, count - 1)
 
     @property
     def reversed(self) -> Chunks:
-        """All but the last read what is after them."""
+        """The same chunks in the backward pass: all but the last read the sums of the chunks after them."""
         return Chunks(self.size, self.count, 0, self.count - 2)
 
     def tiles(self, seq_len: int, block: int) -> int:
-        """Tiles of so many rows, none of which is in two chunks."""
+        """The number of tiles of `block` rows, where no tile has rows of two chunks."""
         return -(-seq_len // self.size) * -(-self.size // block)
 
     def overlap(self, block: int) -> bool:
-        """Whether some tile of so many rows reaches into the next chunk."""
+        """Whether a tile of `block` rows may reach into the next chunk."""
         return self.count > 1 and self.size % block != 0
 
     @property
     def arguments(self) -> tuple[int, int, int, int]:
-        """As the kernels take them."""
+        """The fields in the order of the kernels' arguments."""
         return self.size, self.count, self.first_reader, self.last_reader
 
 
 class Scales(NamedTuple):
     """Log scales of keys, and factors that keep sums relative to the largest scale so far, or of all if not causal.
 
-    `key` is the factor of what a row adds, `query` that of what it reads, `decay` that of the sums at each chunk.
+    `key` multiplies what a row adds to the sums, `query` what a row reads of them, `decay` the sums at each chunk.
     """
 
     log: Tensor
@@ -70,7 +70,7 @@ class Scales(NamedTuple):
 
 
 class IntraChunk(NamedTuple):
-    """What the weights inside a chunk are made of: `<query, key>^(2^log_degree)`."""
+    """The inputs of the weights inside a chunk, `<query, key>^(2^log_degree)`, and the values."""
 
     query: Tensor
     key: Tensor
@@ -78,29 +78,29 @@ class IntraChunk(NamedTuple):
     log_degree: int
 
     def width(self, widest: int) -> int:
-        """Columns of queries and keys in a tile: all where they are a power of two that fits."""
+        """Columns of queries and keys in a tile: all if they are a power of two up to `widest`, else `PART`."""
         inner = self.query.shape[-1]
         return inner if inner <= widest and inner & (inner - 1) == 0 else PART
 
     def descriptors(self, block_t: int, block_n: int, width: int) -> tuple[Any, Any, Any]:
-        """Of query, key and value."""
+        """The tile descriptors of query, key and value."""
         rows = ((self.query, block_t, width), (self.key, block_n, width), (self.value, block_n, self.value.shape[-1]))
         return tuple(descriptor(x, (1, 1, block, columns)) for x, block, columns in rows)  # type: ignore[return-value]
 
 
 @functools.cache
 def programs_at_once(device: torch.device, num_warps: int) -> int:
-    """How many programs of so many warps walk along sequences at once."""
+    """How many programs of `num_warps` warps scan sequences at once."""
     is_gpu = device.type == "cuda"
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else MULTIPROCESSORS
     return WARPS // num_warps * multiprocessors
 
 
 def steps_of_a_part(programs: int, chunks: int, at_once: int) -> int:
-    """The chunks of each part of a sequence, parts being walked along side by side: few programs leave a device idle.
+    """The chunks in each part of a sequence. Parts run in parallel, because few programs leave a device idle.
 
-    A first pass sums every part but one, which gives each part the sums that it begins with. Programs come in waves,
-    each of which takes as long as a part is.
+    A first pass sums every part but one: from these sums each part starts. Programs run in waves, and each wave
+    takes as long as a part.
     """
 
     def time(steps: int) -> int:
@@ -112,12 +112,12 @@ def steps_of_a_part(programs: int, chunks: int, at_once: int) -> int:
 
 
 def packed_products(r: int) -> int:
-    """Products of r numbers, without the blocks of 16 x 16 below the diagonal."""
+    """How many products of r numbers are stored: those of the 16 x 16 blocks on and above the diagonal."""
     return 256 * (r // 16 * (r // 16 + 1) // 2)
 
 
 def running_maximum(x: Tensor) -> Tensor:
-    """The maximum up to each position of the last dimension, in blocks."""
+    """The maximum up to each position of the last dimension, computed in blocks."""
     length = x.shape[-1]
     blocks = F.pad(x, (0, -length % SCAN_BLOCK), value=-torch.inf).unflatten(-1, (-1, SCAN_BLOCK))
     within = blocks.cummax(-1).values

@@ -1,11 +1,11 @@
-"""The normalised `feature_product` as fast as a CPU multiplies: what is in memory together stays in its cache.
+"""The normalised `feature_product` on a CPU: what is used together stays in its cache.
 
-As there, blocks of rows meet the keys before them by sums. Different are
+As in the reference, blocks of rows read the keys before them through sums. The differences are
 
-- self-tensored features: of `x_a x_b = x_b x_a` one is kept (`Squares`), which is 5/8 of the products;
-- the denominators: `sum_j <l_i, r_j>^2 = l_i^T (sum_j r_j r_j^T) l_i` instead of a column more in a product of few;
-- the features of queries and keys, which are computed block by block, and self-tensored ones written along the
-  positions into memory that is reused; the backward pass computes them again.
+- self-tensored features: of `x_a x_b = x_b x_a` one is kept (`Squares`), 5/8 of the products where r is 32;
+- the denominators: `sum_j <l_i, r_j>^2 = l_i^T (sum_j r_j r_j^T) l_i` instead of one more column of the values;
+- the features of queries and keys: they are computed block by block, and again in the backward pass. Self-tensored
+  ones are written into a buffer that is reused, positions last.
 """
 
 import itertools
@@ -29,18 +29,18 @@ from attention_zoo.ops.feature_product.blocks import (
     weight_factors,
 )
 from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
-from attention_zoo.ops.feature_product.reference import Local, Scales, next_scales, scaled, visible
+from attention_zoo.ops.feature_product.reference import BlockScales, LocalInputs, next_scales, scaled, visible
 from attention_zoo.ops.masking import denominator, power_
 from attention_zoo.ops.operators import has_autocast
 
-# Numbers of the features of a block; twice that stays in the caches of a few cores.
+# Elements of the features of a block; twice that stays in the caches of a few cores.
 ENTRIES = 2**20
-# Numbers of vectors that features are made of, likewise: a call for several blocks costs what one for a block does.
+# Elements of the features of a chunk, before they are tensored: a call for several blocks costs as much as for one.
 CHUNK = 2**18
 
 
 def why_unsupported(query: Tensor) -> str | None:
-    """Why such an input is not for this; None if it is."""
+    """Why this path does not take the input; None if it does."""
     return None if query.device.type == "cpu" else f"its blocks are made for a CPU, the input is on {query.device.type}"
 
 
@@ -55,20 +55,20 @@ def normalised_block_product(
     causal: bool,
     block_size: int | None,
     degree: int = 1,
-    local: Local | None = None,
+    local: LocalInputs | None = None,
 ) -> tuple[Tensor, str]:
     """`sum_j w_ij value_j / (bias + sum_j w_ij)`, `w_ij = <features(query_i), features(key_j)>^degree` of visible keys.
 
     Args:
         query: `(batch, heads, queries, h)`.
         key: `(batch, heads, keys, h)`; so is `value`.
-        features: of some rows; with log scales (degree 1 only) the weights are those of `exp(log scale) features`, kept
-            relative to the largest scale so far. Those of queries cancel.
+        features: how to compute them. With log scales (degree 1 only) the features are `exp(log scale) features`, kept
+            relative to the largest scale so far. The log scales of queries cancel.
         padding: `(batch, keys)` bool, True at padding.
         bias: as in `normalised_feature_product`; so are `causal`, `block_size`, `degree` and `local`.
 
     Returns:
-        The result, and which form it was computed in: `blocks`, or `quadratic` where every weight was.
+        The result, and its form: `blocks`, or `quadratic` where every weight was computed.
     """
     batch, heads = query.shape[:2]
     local_query, local_key, local_degree = local or (None, None, 1)
@@ -120,15 +120,15 @@ class _BlockProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors  # once: a checkpoint makes them anew at each look
+        tensors = ctx.saved_tensors  # once: checkpointing computes them again at each access
         residuals, saved = tensors[: ctx.num_residuals], tensors[ctx.num_residuals :]
         inputs = Inputs(*saved[:6], saved[8:])  # type: ignore[call-arg]
-        with torch.autocast(*ctx.autocast):  # a backward pass is called outside of it, and features are computed again
+        with torch.autocast(*ctx.autocast):  # a backward pass runs outside of it, and computes features again
             return None, *_gradients(ctx.settings, inputs, grads[0], saved[6], saved[7], residuals)
 
 
 def _autocast(device: str) -> tuple[str, torch.dtype, bool]:
-    """What a `torch.autocast` is made of that does the same as the one around, if there is any."""
+    """The arguments of a `torch.autocast` that does the same as the current one, if there is any."""
     device = device if has_autocast(device) else "cpu"
     return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
@@ -199,8 +199,8 @@ class _Product:
         assert sums is not None
         return sums, largest
 
-    def _add_causal(self, left: Block, right: Block, scales: Scales | None, sums: Sums | None) -> Sums:
-        """Let a block of queries see its own keys and what was summed, and add the keys."""
+    def _add_causal(self, left: Block, right: Block, scales: BlockScales | None, sums: Sums | None) -> Sums:
+        """Let a block of queries see its own keys and the sums, then add its keys to the sums."""
         rows, values = right.rows, self.inputs.value[:, right.rows]
         summed, total = self._weigh(left, right, scales and scales.intra_block)
         if sums is None:
@@ -215,7 +215,7 @@ class _Product:
         return sums
 
     def _weigh(self, left: Block, right: Block, scales: Tensor | None, *, is_own: bool = True) -> tuple[Tensor, Tensor]:
-        """What queries see of their own block of keys, or of those before, and the sums of these weights."""
+        """The weighted values of the queries' own block, or of the keys before it, and the sums of the weights."""
         queries, keys, degree = weight_factors(self.settings, self.inputs, left, right, is_own=is_own)
         weights = visible(power_(queries @ keys.mT, degree), scales, self.settings.causal and is_own)
         return weights @ self.inputs.value[:, right.rows], weights.sum(-1, keepdim=True)
@@ -226,32 +226,32 @@ class _Product:
 
 
 class _BlockResiduals(NamedTuple):
-    """What is computed with the queries of a causal block and read with its keys."""
+    """What a causal block's queries compute and its keys need later."""
 
-    scales: Scales | None
-    to_keys: Tensor  # from the weights inside the block to the keys' features
+    scales: BlockScales | None
+    to_keys: Tensor  # gradient of the keys' features from the weights inside the block
 
 
 class Gradients:
-    """Of the inputs, filled block by block from those of the sums of values and of the denominators.
+    """The gradients of the inputs, filled block by block.
 
     Args:
-        settings: those of the forward pass.
-        inputs: likewise.
-        grad: of the sums of values, `(heads, queries, h)`.
-        d_total: of the denominators, `(heads, queries, 1)`.
+        settings: of the forward pass.
+        inputs: of the forward pass.
+        grad: gradient of the weighted sums of values, `(heads, queries, h)`.
+        d_total: gradient of the denominators, `(heads, queries, 1)`.
     """
 
     def __init__(self, settings: Settings, inputs: Inputs, grad: Tensor, d_total: Tensor) -> None:
         self.settings, self.inputs, self.grad, self.d_total = settings, inputs, grad, d_total
-        # Slabs add to what comes from keys.
+        # Zeros, because several slabs of queries add to the gradients of the same keys.
         self.query, self.key, self.value = (torch.zeros_like(x) for x in inputs[:3])
         self.local_query, self.local_key = (None if x is None else torch.zeros_like(x) for x in inputs[3:5])
         self.parameters = [torch.zeros_like(p) if p.requires_grad else None for p in inputs.parameters]
 
     @property
     def all(self) -> tuple[Tensor | None, ...]:
-        """In the order of the inputs."""
+        """The gradients in the order of the inputs."""
         return self.query, self.key, self.value, self.local_query, self.local_key, None, *self.parameters
 
     def of_quadratic(self) -> None:
@@ -268,7 +268,7 @@ class Gradients:
         self._pull(keys, self.key)
 
     def of_full(self, residuals: Sequence[Tensor | None]) -> None:
-        """Every query sees every key: `residuals` are the sums and norms of the keys, their largest log scale."""
+        """Every query sees every key; `residuals` are what `_Product.full` returned."""
         of_queries = self._of_full_queries(*residuals[:2])
         for rows in self.settings.chunks(self.inputs.key):
             chunk = Chunk(self.settings, self.inputs, rows, keys=True, with_pull=True)
@@ -278,7 +278,7 @@ class Gradients:
             self._pull(chunk, self.key)
 
     def of_causal(self) -> None:
-        """Queries see the keys up to their own."""
+        """Every query sees the keys up to its own position."""
         residuals, of_queries = self._of_causal_queries(), None
         for rows in reversed(self.settings.chunks(self.inputs.key)):
             queries = Chunk(self.settings, self.inputs, rows, keys=False)
@@ -326,7 +326,7 @@ class Gradients:
     def _causal_keys(
         self, left: Block, right: Block, residuals: _BlockResiduals, of_queries: Sums | None
     ) -> Sums | None:
-        """Let a block of keys see the queries after it, and add its own queries for the keys before."""
+        """The gradients of a block of keys from later queries; adds its own queries to the sums for earlier keys."""
         scales, rows = residuals.scales, left.rows
         if of_queries is None:
             right.grad.copy_(residuals.to_keys)
@@ -345,9 +345,9 @@ class Gradients:
     def _weigh(
         self, left: Block, right: Block, scales: Tensor | None, to_keys: Tensor, *, is_own: bool = True
     ) -> Tensor:
-        """From the weights of `_Product` to values and to what makes the weights, which of features is not written.
+        """The backward pass of `_Product._weigh`: fills the gradients of values and of local queries and keys.
 
-        What goes to the features of keys is added to `to_keys`; what goes to those of queries is returned.
+        The gradient of the keys' features is added to `to_keys`, that of the queries' features is returned.
         """
         queries, keys, degree = weight_factors(self.settings, self.inputs, left, right, is_own=is_own)
         scores, grad, causal = queries @ keys.mT, self.grad[:, left.rows], self.settings.causal and is_own
@@ -366,23 +366,23 @@ class Gradients:
         return grad.new_zeros(())
 
     def _from_keys(self, of_keys: Sums, left: Block, scale: Tensor | None) -> None:
-        """From sums over keys to the features of queries."""
+        """Write the gradient of a query block's features, from the sums over keys."""
         grad, weights = self._upstream(left, scale)
         of_keys.pull(left.grad, left.features, grad, doubled=False, weights=weights)
 
     def _upstream(self, left: Block, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The gradients of what a block of queries reads: of the sums of values, and of the denominators."""
+        """The gradients of what a block of queries reads from the sums: of the values, and of the denominators."""
         return scaled(self.grad[:, left.rows], scale), scaled(self.d_total[:, left.rows], scale)
 
     def _from_queries(self, of_queries: Sums | None, right: Block, scale: Tensor | None) -> Tensor:
-        """From sums over queries to the features of keys, and, returned, to their values."""
+        """Write the gradient of a key block's features, from the sums over queries, and return that of its values."""
         assert of_queries is not None
         values = scaled(self.inputs.value[:, right.rows], scale)
         of_queries.pull(right.grad, right.features, values, doubled=True, weights=scale)
         return scaled(of_queries.read(right.features, doubled=True), scale)
 
     def _pull(self, chunk: Chunk, whole: Tensor) -> None:
-        """From a chunk's features to its rows of `whole`, and to the parameters."""
+        """Backpropagate a chunk's features to its rows of `whole`, and to the parameters."""
         whole[:, chunk.rows], *of_parameters = chunk.pull()
         for total, part in zip((p for p in self.parameters if p is not None), of_parameters, strict=True):
             total += part

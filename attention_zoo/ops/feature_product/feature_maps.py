@@ -1,4 +1,4 @@
-"""Features of a weight from the vectors of a block, along its positions: as they are, or tensored with themselves."""
+"""The feature maps of the CPU path, with positions last: vectors as they are, or tensored with themselves."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ GROUP = 8
 
 
 class Plain:
-    """Features as they are."""
+    """Degree 1: the vectors are the features."""
 
     def __init__(self, r: int) -> None:
         self.width = r
 
     def expand(self, x: Tensor, *, doubled: bool) -> Tensor:
-        """The features of `x` `(heads, rows, r)`, `(heads, width, rows)`."""
+        """The features `(heads, width, rows)` of `x` `(heads, rows, r)`."""
         return x.mT
 
     def pull_back(self, out: Tensor, x: Tensor, total: Tensor, grad: Tensor, *, doubled: bool) -> None:
@@ -23,16 +23,16 @@ class Plain:
         out.baddbmm_(grad, total.mT, beta=0)
 
     def new_norm(self, x: Tensor) -> Tensor:
-        """The state of the denominators."""
+        """The state of the denominators: zeros."""
         return x.new_zeros(len(x), self.width, 1, dtype=at_least_float32(x))
 
     def add_norm(self, norm: Tensor, x: Tensor, weights: Tensor | None = None) -> None:
         """Add the rows of x, each with its weight `(heads, rows, 1)`."""
-        # One row is multiplied six times as fast as one column.
+        # A product with one row is six times as fast as one with one column.
         norm += x.sum(1, dtype=norm.dtype)[..., None] if weights is None else (weights.mT @ x).mT.to(norm.dtype)
 
     def read_norm(self, norm: Tensor, x: Tensor) -> Tensor:
-        """`(heads, rows, 1)`."""
+        """The denominators of the rows of x, `(heads, rows, 1)`."""
         return (norm.to(x.dtype).mT @ x.mT).mT
 
     def pull_norm(self, out: Tensor, norm: Tensor, x: Tensor, weights: Tensor | None = None) -> None:
@@ -42,9 +42,9 @@ class Plain:
 
 
 class Squares:
-    """The products `x_a x_b` of a vector with itself: of groups of `GROUP` numbers with themselves and those after.
+    """Degree 2: the products `x_a x_b`, of each group of `GROUP` numbers with itself and with all later numbers.
 
-    What stands for two equal products is doubled on one side of a weight.
+    A product that is kept once for two equal ones is doubled in one of the two features of a weight (`doubled`).
     """
 
     def __init__(self, r: int) -> None:
@@ -56,12 +56,12 @@ class Squares:
         self._buffer: Tensor | None = None
 
     def _blocks(self, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Each group with its features, `(heads, numbers of the group, it and those after, rows)`."""
+        """Each group with its features, `(heads, the group's numbers, its and all later numbers, rows)`."""
         for group, start, stop in zip(self.groups, self.starts, self.starts[1:], strict=False):
             yield group, features[:, start:stop].unflatten(1, (group.stop - group.start, -1))
 
     def expand(self, x: Tensor, *, doubled: bool) -> Tensor:
-        """The features of `x` `(heads, rows, r)`, `(heads, width, rows)`, in memory that the next block uses again."""
+        """The features `(heads, width, rows)` of `x` `(heads, rows, r)`, in a buffer that the next call overwrites."""
         if self._buffer is None or self._buffer.shape[2] < x.shape[1]:
             self._buffer = x.new_empty(len(x), self.width, x.shape[1])
         features, x = self._buffer[:, :, : x.shape[1]], x.mT.contiguous()
@@ -85,7 +85,7 @@ class Squares:
         out.copy_(pulled.mT)
 
     def new_norm(self, x: Tensor) -> Tensor:
-        """The state of the denominators."""
+        """The state of the denominators: zeros."""
         return x.new_zeros(len(x), x.shape[2], x.shape[2], dtype=at_least_float32(x))
 
     def add_norm(self, norm: Tensor, x: Tensor, weights: Tensor | None = None) -> None:
@@ -93,7 +93,7 @@ class Squares:
         add_product(norm, x.mT, x if weights is None else x * weights)
 
     def read_norm(self, norm: Tensor, x: Tensor) -> Tensor:
-        """`(heads, rows, 1)`."""
+        """The denominators of the rows of x, `(heads, rows, 1)`."""
         return ((x @ norm.to(x.dtype)) * x).sum(-1, keepdim=True)
 
     def pull_norm(self, out: Tensor, norm: Tensor, x: Tensor, weights: Tensor | None = None) -> None:
@@ -118,12 +118,12 @@ def _add_(total: Tensor, x: Tensor, weights: Tensor | None) -> None:
 
 
 def at_least_float32(x: Tensor) -> torch.dtype:
-    """The dtype of sums over numbers like those of x."""
+    """The dtype of sums over the elements of x."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def _multiply(x: Tensor, y: Tensor, out: Tensor) -> None:
-    """`out = x * y`; TorchDynamo takes no `out` that is part of another tensor."""
+    """`out = x * y`; TorchDynamo takes no `out` that is a view of another tensor."""
     if torch.compiler.is_compiling():
         out.copy_(x * y)
     else:

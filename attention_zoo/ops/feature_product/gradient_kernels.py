@@ -1,9 +1,9 @@
 """Triton kernels for the gradients of features and values.
 
-With `y` the gradient of the output over its denominator and `w` that of the denominator, a query's features get
-`d x = S y + w z` (twice that of `S` contracted with x, where features are squares): what was summed over keys, read
-with gradients instead of features. Keys get the same of sums over queries after them. Inside a chunk every weight is
-computed.
+`y` is the gradient of the output, divided by the denominator; `w` is the gradient of the denominator. The gradient of
+a query's features is `d x = S y + w z` (for squared features twice that, with `S` contracted with x): it reads the sums
+over keys with gradients instead of features. Keys read sums over later queries in the same way. Inside a chunk every
+weight is computed.
 """
 
 import triton
@@ -16,14 +16,14 @@ from attention_zoo.ops.kernels import first_of_rows
 
 @triton.jit(do_not_specialize=SIZES)
 def divide_kernel(
-    d_out,  # Rows (batch, heads, n, h)
+    d_out,  # Strided (batch, heads, n, h)
     out,  # (batch * heads, n, h)
     totals,  # (batch * heads, n)
     grad,  # (batch * heads, n, h)
     d_total,  # (batch * heads, n)
     heads, H: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """The gradient over the denominator, and that of the denominator; both 0 where that has no reciprocal."""
+    """The gradient divided by the denominator, and the denominator's gradient; both are 0 where `reciprocal` is 0."""
     tiles = tl.cdiv(d_out.rows, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d, visible = tl.arange(0, H)[None, :], (rows < d_out.rows)[:, None]
@@ -39,7 +39,7 @@ def divide_kernel(
 
 @triton.jit
 def _from_norms(own, norms, row_weights, at, head, rows, seq_len, end, R: tl.constexpr, PRECISION: tl.constexpr):
-    """`w x Z` of the rows that `own` points to."""
+    """`w x Z` for the rows that `own` points to."""
     r = tl.arange(0, R)
     whole = tl.load(own + r[None, :], (rows < end)[:, None], 0.0)
     norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
@@ -51,7 +51,7 @@ def _from_norms(own, norms, row_weights, at, head, rows, seq_len, end, R: tl.con
 
 @triton.jit(do_not_specialize=SIZES)
 def square_gradient_kernel(
-    x,  # Rows (batch, heads, n, r)
+    x,  # Strided (batch, heads, n, r)
     y,  # descriptor (batch, heads, n, h)
     row_weights,  # (batch * heads, n), or None
     states,  # descriptor (batch * heads * chunks * r * h, r)
@@ -60,7 +60,7 @@ def square_gradient_kernel(
     heads, chunk_size, chunks, first_reader, last_reader,
     R: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """`2 (x (x) y) S + 2 w x Z`: the features `x_i y_d` are made in registers, 128 at a time."""
+    """`2 (x (x) y) S + 2 w x Z`: the features `x_i y_d` are computed in registers, 128 at a time."""
     COLUMNS: tl.constexpr = 128 // H
     head, chunk, t, _, end = rows_of_tile(x.rows, chunk_size, BLOCK_T)
     reads_sums = (chunk >= first_reader) & (chunk <= last_reader)
@@ -74,7 +74,7 @@ def square_gradient_kernel(
     own = first_of_rows(x, head, heads, rows)
     at = head * chunks + tl.minimum(chunk, chunks - 1)
     summed = tl.zeros((BLOCK_T, R), tl.float32)
-    # Before the loop this would make products of 16 bits wait for each other, behind it those of 32 spill.
+    # float32: add before the loop (after it, registers spill). 16 bits: after it (before it, dot products serialise).
     if PRECISION == "tf32x3" and reads_sums:
         summed = _from_norms(own, norms, row_weights, at, head, rows, x.rows, end, R, PRECISION)
     right = tl.reshape(y.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
@@ -152,7 +152,7 @@ def _slope(scores, LOG_DEGREE: tl.constexpr):
 
 @triton.jit
 def _scores_of_keys(key, query, keys, queries, batch, head, s, t, INNER: tl.constexpr, PRECISION: tl.constexpr):
-    """`keys[s:] @ queries[t:]^T`; `key` and `query` are the tiles of both, which may hold some of their columns."""
+    """`keys[s:] @ queries[t:]^T`; `key` and `query` are tiles of both, perhaps with only some of their columns."""
     BLOCK_INNER: tl.constexpr = key.shape[1]
     if INNER == BLOCK_INNER:
         scores = tl.dot(key, tl.trans(query), input_precision=PRECISION)

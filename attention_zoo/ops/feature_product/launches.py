@@ -1,6 +1,6 @@
-"""Launches of the kernels: of those that sum over keys or queries, and of those that read the sums.
+"""Launch the kernels that sum over keys or queries, and those that read the sums.
 
-Tensors are `(batch, heads, n, ...)`; what belongs to a chunk is `(batch * heads, chunks, ...)`, to a row
+Tensors are `(batch, heads, n, ...)`; data of chunks is `(batch * heads, chunks, ...)`, data of rows
 `(batch * heads, n)`. Nothing here waits for the device.
 """
 
@@ -22,11 +22,11 @@ from attention_zoo.ops.feature_product.chunks import (
     steps_of_a_part,
 )
 from attention_zoo.ops.feature_product.tiles import chosen
-from attention_zoo.ops.launching import Configuration, Rows, descriptor, precision
+from attention_zoo.ops.launching import Configuration, Strided, descriptor, precision
 
 
 def transposed(x: Tensor, chunks: Chunks, h: int, *, scan: bool = True) -> Tensor:
-    """`(batch * heads, r, chunks * rows)`: each chunk with zeros behind it up to a multiple of a tile of its sums."""
+    """x^T, `(batch * heads, r, chunks * rows)`: each chunk is padded with zeros to whole tiles of `square_states`."""
     return _by_chunks(x, chunks, _tiles(x, r=x.shape[-1], h=h, scan=scan), None, None, 0)
 
 
@@ -35,7 +35,7 @@ def prepared(
 ) -> tuple[Tensor, Tensor]:
     """`transposed`, and sums of `x_i x_j` times the row's weight, `(.., r, r)` in float32.
 
-    Those of all rows before each chunk, or after it; without `scan` of all rows, as those of a single chunk.
+    The sums are over all rows before each chunk (`reverse`: after it); without `scan` over all rows, as one chunk.
     """
     (batch, heads, _, r), shift = x.shape, (-1 if reverse else 1) if scan else 0
     norms = x.new_empty(batch * heads, chunks.count, r, r, dtype=torch.float32)
@@ -52,14 +52,14 @@ def prepared(
 def _by_chunks(
     x: Tensor, chunks: Chunks, of_states: Configuration, weights: Tensor | None, norms: Tensor | None, shift: int
 ) -> Tensor:
-    """x by columns, and its norms: a program for each chunk, whose norms stand `shift` chunks further on."""
+    """x^T, and in `norms` the sums of `x_i x_j`: one program per chunk, which stores its sum `shift` chunks later."""
     batch, heads, _, r = x.shape
     block_t = of_states.tiles["BLOCK_T"]
     rows = -(-chunks.size // block_t) * block_t
     x_t = x.new_empty(batch * heads, r, chunks.count * rows)
     tiles = chosen("chunk", x, r=r)
     launching.launcher(state_kernels.chunk_kernel, x, batch * heads * chunks.count)(
-        *(Rows.of(x), weights, x_t, norms, heads, chunks.size, chunks.count, rows, r, shift, precision(x)),
+        *(Strided.of(x), weights, x_t, norms, heads, chunks.size, chunks.count, rows, r, shift, precision(x)),
         **tiles.options,
     )
     return x_t
@@ -78,8 +78,8 @@ def square_states(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Sums of `x_i x_j v_d`: packed, `(.., width, h)`, and permuted, `(.., r * h, r)`; None for one not asked for.
 
-    `x_t` are `transposed` features, `parts` their `part_sums`. With `scan` of all rows before each chunk, or after it
-    (`reverse`); else of all rows, as those of a single chunk.
+    `x_t` are `transposed` features, `parts` their `part_sums`. With `scan` the sums are over all rows before each
+    chunk (`reverse`: after it); else over all rows, as one chunk.
     """
     (rows, r, _), h = x_t.shape, values.shape[-1]
     dtype = x_t.dtype if scan else torch.float32
@@ -96,7 +96,7 @@ def square_states(
 
 
 def part_sums(x_t: Tensor, values: Tensor, chunks: Chunks, *, reverse: bool = False) -> Tensor | None:
-    """Packed sums of the parts of a sequence in float32, except the part after which none begins; None of one part."""
+    """Packed sums of the parts of a sequence in float32, without the last (`reverse`: the first); None for one part."""
     (rows, r, _), h = x_t.shape, values.shape[-1]
     segments = segments_of(x_t, chunks, rows=rows, r=r, h=h)
     if segments.count == 1:
@@ -110,9 +110,9 @@ def part_sums(x_t: Tensor, values: Tensor, chunks: Chunks, *, reverse: bool = Fa
 
 
 def segments_of(x: Tensor, chunks: Chunks, *, rows: int, r: int, h: int) -> Chunks:
-    """Parts of sequences of tensors like x, of whole chunks; only one where chunks have rows of zeros behind them.
+    """How to split the sequences of tensors like x into parts of whole chunks; one part where chunks are padded.
 
-    `rows` are all heads of a batch.
+    `rows` is batch * heads.
     """
     tiles = _tiles(x, r=r, h=h, scan=True)
     programs, at_once = (
@@ -142,7 +142,7 @@ def _launch_squares(
     steps: int | None = None,
     first: int = 0,
 ) -> None:
-    """A program for each tile and group: of `steps` chunks that it walks along, or of one, from `first` on."""
+    """One program per tile and group: it scans `steps` chunks, or without `steps` sums one, from chunk `first` on."""
     (heads, seq_len, h), (rows, r, columns) = values.shape[1:], x_t.shape
     block_i, block_t = tiles.tiles["BLOCK_I"], tiles.tiles["BLOCK_T"]
     chunk_rows = max(chunks.size, columns // chunks.count)
@@ -156,7 +156,7 @@ def _launch_squares(
 
 
 def _total(sums: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The sum over all chunks, as that of a single one."""
+    """The sum over all chunks, as one chunk."""
     return None if sums is None else sums.sum(1, keepdim=True).to(dtype)
 
 
@@ -172,7 +172,7 @@ def states(
 ) -> tuple[Tensor, Tensor]:
     """Sums of `x_f v_d`, `(.., m, h)`, and of `x_f` times the row's weight, `(.., m)` in float32.
 
-    Of what is before each chunk, or after it (`reverse`); without `scan` of all rows, as those of a single chunk.
+    The sums are over all rows before each chunk (`reverse`: after it); without `scan` over all rows, as one chunk.
     """
     batch, heads, seq_len, m = x.shape
     h, rows = values.shape[-1], batch * heads
@@ -201,7 +201,7 @@ def square_output(
     bias: float | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """What squares of x read of the sums: divided by `bias` and their weights, or added to `out`; the denominators."""
+    """The output for squares of x: divided by `bias` + the weights' sum, or added to `out`; and the denominators."""
     batch, heads, seq_len, r = x.shape
     tiles = chosen("square_output", x, h=h, r=r, whole=int(intra_chunk is None and bias is not None))
     block_t, block_n = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"]
@@ -209,7 +209,7 @@ def square_output(
     totals = None if bias is None else x.new_empty(batch * heads, seq_len, dtype=torch.float32)
     inner, log_degree = (intra_chunk.query.shape[-1], intra_chunk.log_degree) if intra_chunk else (r, 0)
     launching.launcher(output_kernels.square_output_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
-        *(Rows.of(x), None if sums is None else descriptor(sums.view(-1, h), (128, h)), norms),
+        *(Strided.of(x), None if sums is None else descriptor(sums.view(-1, h), (128, h)), norms),
         *(intra_chunk.descriptors(block_t, block_n, inner) if intra_chunk else (None, None, None)),
         *(result, totals, bias or 0.0, heads, *chunks.arguments),
         *(r, h, inner, log_degree, out is not None, chunks.overlap(block_n), precision(x)),
@@ -231,7 +231,7 @@ def output(
     bias: float | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `square_output`, of the features x themselves; with the scales of keys, and what multiplies what is read."""
+    """As `square_output` for features x that are not squared; `row_scales` multiply what is read from the sums."""
     batch, heads, seq_len, m = x.shape
     tiles = chosen("output", x, h=h, m=m)
     block_t, block_n, block_m = (tiles.tiles[name] for name in ("BLOCK_T", "BLOCK_N", "BLOCK_M"))
@@ -251,12 +251,12 @@ def output(
 
 
 def divide(d_out: Tensor, out: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of the output over its denominator, like `out`, and that of the denominator, `(.., n)`."""
+    """The output's gradient divided by the denominator, like `out`, and the denominator's gradient, `(.., n)`."""
     batch, heads, seq_len, h = out.shape
     tiles = chosen("divide", out, h=h)
     grad, d_total = torch.empty_like(out), torch.empty_like(totals)
     launching.launcher(gradient_kernels.divide_kernel, out, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        Rows.of(d_out), out, totals, grad, d_total, heads, h, **tiles.options
+        Strided.of(d_out), out, totals, grad, d_total, heads, h, **tiles.options
     )
     return grad, d_total
 
@@ -271,14 +271,14 @@ def square_gradient(
     weights: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`2 (x (x) y) S + 2 w x Z`, like x; added to `out` where that is given."""
+    """`2 (x (x) y) S + 2 w x Z`, like x; added to `out` if that is given."""
     batch, heads, seq_len, r = x.shape
     h = y.shape[-1]
     tiles = chosen("square_gradient", x, h=h, r=r)
     block_t = tiles.tiles["BLOCK_T"]
     result = x.new_empty(x.shape) if out is None else out
     launching.launcher(gradient_kernels.square_gradient_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
-        *(Rows.of(x), descriptor(y, (1, 1, block_t, h)), weights),
+        *(Strided.of(x), descriptor(y, (1, 1, block_t, h)), weights),
         *(descriptor(sums.view(-1, r), (128, r)), norms, result),
         *(heads, *chunks.arguments, r, h, out is not None, precision(x)),
         **tiles.options,
@@ -296,7 +296,7 @@ def gradient(
     row_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`(y S^T + w z)` times the row's scale, `(batch, heads, n, m)`; added to `out` where that is given."""
+    """`(y S^T + w z)` times the row's scale, `(batch, heads, n, m)`; added to `out` if that is given."""
     batch, heads, seq_len, h = y.shape
     m = sums.shape[-2]
     tiles = chosen("gradient", y, h=h, m=m)
@@ -321,7 +321,7 @@ def intra_chunk_gradients(
     inner, width = intra_chunk.query.shape[-1], intra_chunk.width(WIDEST)
 
     def launch(kernel: Any, name: str, block: str, programs: int, *outputs: Tensor | None) -> None:
-        """A program for each tile of rows, and for each of so many parts of their columns."""
+        """One program per tile of rows, and per part of their columns, which are `programs` parts."""
         (batch, heads, seq_len, h), tiles = grad.shape, chosen(name, grad, h=grad.shape[-1], inner=inner)
         block_t, block_n = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"]
         launching.launcher(kernel, grad, batch * heads * chunks.tiles(seq_len, tiles.tiles[block]), programs)(
@@ -335,7 +335,7 @@ def intra_chunk_gradients(
     launch(gradient_kernels.intra_chunk_query_kernel, "intra_chunk_query", "BLOCK_T", inner // width, d_query)
     if width == inner:
         launch(gradient_kernels.intra_chunk_key_kernel, "intra_chunk_key", "BLOCK_N", 1, d_key, d_value)
-    else:  # a tile holds some features of a key, and its weight needs all of them
+    else:  # a tile has some columns of a key, and its weight needs all of them
         launch(gradient_kernels.intra_chunk_key_kernel, "intra_chunk_key", "BLOCK_N", inner // width, d_key, None)
         launch(gradient_kernels.intra_chunk_key_kernel, "intra_chunk_key", "BLOCK_N", 1, None, d_value)
     return d_query, d_key, d_value

@@ -1,7 +1,7 @@
-"""Triton kernels that read the sums: what each row gets of the chunks before its own, and of its own chunk.
+"""Triton kernels for the output: each row reads the sums of the chunks before its own, and every key of its own chunk.
 
-Features of squares are made in registers, 128 at a time, as the left operand of a product: `x_i x_j` of 8 numbers i
-and 16 numbers j. None of them is ever in memory.
+Squared features are computed in registers, 128 at a time, as the left operand of a dot product: `x_i x_j` for 8 indices
+i and 16 indices j. They are never in memory.
 """
 
 import triton
@@ -24,7 +24,7 @@ def rows_of_tile(seq_len, chunk_size, BLOCK_T: tl.constexpr):
 
 @triton.jit
 def rows_before(tile, first, end, BLOCK_T: tl.constexpr):
-    """A tile without the rows of the next chunk: zero times what is infinite there would be no number."""
+    """A tile with zeros for the rows of the next chunk: a weight of zero times infinity there would be NaN."""
     return tl.where((first + tl.arange(0, BLOCK_T) < end)[:, None], tile, 0.0)
 
 
@@ -38,15 +38,15 @@ def even_power(x, LOG_DEGREE: tl.constexpr):
 
 @triton.jit
 def reciprocal(denominator):
-    """0 where there is nothing to divide by, or less than a normal number, whose inverse may be infinite."""
+    """`1 / denominator`; 0 for zero and for subnormal numbers, whose inverse may be infinite."""
     return tl.where(tl.abs(denominator) < 2.0**-126, 0.0, 1 / denominator)
 
 
 @triton.jit
 def times_sums(x, sums, PRECISION: tl.constexpr):
-    """`x @ sums` with sums in float32, where x has 16 bits by their first and second 8.
+    """`x @ sums` with sums in float32; for an x of 16 bits they are split into a high and a low part of 16 bits.
 
-    What all keys have in common is large in the sums, and may be nothing to x: what is left must not be rounding.
+    What all keys have in common is large in the sums, but x may cancel it: the rest must not be rounding error.
     """
     high = sums.to(x.dtype)
     product = tl.dot(x, high, input_precision=PRECISION)
@@ -60,11 +60,11 @@ def _intra_chunk_weights(
     scores, rows, columns, running, scales, head, seq_len, end,
     MASKED: tl.constexpr, LOG_DEGREE: tl.constexpr,
 ):  # fmt: skip
-    """The weights of a tile from its scores: their power, the scales of keys, nothing of the future."""
+    """The weights of a tile: the power of its scores, times the scales of keys; later keys are masked."""
     weights = even_power(scores, LOG_DEGREE)
     if scales is not None:
         key = tl.load(scales + head.to(tl.int64) * seq_len + columns, columns < end, -1e30)
-        # Exponents of the future are positive, and would overflow before they are hidden.
+        # Exponents of later keys may be positive, and would overflow before they are masked.
         weights *= tl.exp(tl.minimum(key[None, :] - running[:, None], 0.0))
     if MASKED:
         weights = tl.where(columns[None, :] <= rows[:, None], weights, 0.0)
@@ -77,7 +77,7 @@ def _scores(
     INNER: tl.constexpr, BLOCK_INNER: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`queries[t:] @ keys[s:]^T`; `query` are the rows of `queries` where one tile holds all their columns."""
+    """`queries[t:] @ keys[s:]^T`; `query` is the tile of `queries` if one tile has all their columns."""
     if INNER == BLOCK_INNER:
         key = tl.reshape(keys.load([batch, head, s, 0]), (BLOCK_N, INNER))
         return tl.dot(query, tl.trans(key), input_precision=PRECISION)
@@ -95,7 +95,7 @@ def _add_intra_chunk(
     H: tl.constexpr, INNER: tl.constexpr, BLOCK_INNER: tl.constexpr, LOG_DEGREE: tl.constexpr, RAGGED: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Add what rows from t on get of their own chunk, which begins at `begin`, weight by weight."""
+    """Add what rows from t on get from their own chunk, which begins at `begin`: every weight is computed."""
     batch, own, rows = head // heads, head % heads, t + tl.arange(0, BLOCK_T)
     query = tl.zeros((BLOCK_T, BLOCK_INNER), values.dtype)
     if INNER == BLOCK_INNER:
@@ -139,11 +139,11 @@ def _finish(
 
 @triton.jit(do_not_specialize=SIZES)
 def square_output_kernel(
-    x,  # Rows (batch, heads, n, r)
+    x,  # Strided (batch, heads, n, r)
     states,  # descriptor (batch * heads * chunks * width, h); None where there is one chunk
     norms,  # (batch * heads, chunks, r, r), float32
     queries,  # descriptor (batch, heads, n, inner)
-    keys,  # the same, by BLOCK_N rows; None is without a chunk's own
+    keys,  # the same, by BLOCK_N rows; None leaves out the weights inside chunks
     values,  # descriptor (batch, heads, n, h)
     out,  # (batch * heads, n, h)
     totals,  # (batch * heads, n), the denominators; None leaves the rows undivided
@@ -196,9 +196,9 @@ def output_kernel(
     states,  # descriptor (batch * heads * chunks * m, h); None where there is one chunk
     norms,  # (batch * heads, chunks, m)
     queries,  # descriptor (batch, heads, n, m), by BLOCK_INNER columns
-    keys,  # the same, by BLOCK_N rows; None is without a chunk's own
+    keys,  # the same, by BLOCK_N rows; None leaves out the weights inside chunks
     values,  # descriptor (batch, heads, n, h)
-    row_scales,  # (batch * heads, n), of what is read from the sums
+    row_scales,  # (batch * heads, n), factors of what is read from the sums
     running,  # (batch * heads, n), the largest log scale so far
     scales,  # (batch * heads, n), log scales of the keys
     out,  # (batch * heads, n, h)
@@ -228,7 +228,7 @@ def output_kernel(
                 total += tl.sum(tl.reshape(own.to(tl.float32) * norm[None, :], (BLOCK_T, BLOCK_M // 8, 8)), 1)
     of_head = head.to(tl.int64) * seq_len + rows
     if keys is not None:
-        # Sums of their own: what is multiplied between two loops of products makes each of these wait for the last.
+        # Separate accumulators: to scale one between two loops of dot products makes each product wait for the last.
         intra, intra_total, highest = tl.zeros_like(summed), tl.zeros_like(total), tl.zeros((BLOCK_T,), tl.float32)
         if running is not None:
             highest = tl.load(running + of_head, rows < end, 0.0)

@@ -1,8 +1,8 @@
-"""Products with implicit weights `w_ij = <left_i, right_j>^degree`, block by block.
+"""Linear attention over features, causal or not, in chunks: the PyTorch reference. `w_ij = <left_i, right_j>^degree`.
 
 The causal form is block lower-triangular multiplication (PolySketchFormer, ICML version, section 3.1): with blocks
-of `block_size` rows, `out_l = lt(w_ll) V_l + phi(left_l) Z_l` where `Z_l = sum_{j<l} phi(right_j)^T V_j`. Neither the
-n x n weights nor the n x r^2 features are ever in memory, forward or backward: one block's are, and one state Z.
+of `block_size` rows, `out_l = lt(w_ll) V_l + phi(left_l) Z_l` where `Z_l = sum_{j<l} phi(right_j)^T V_j`. Both passes
+have the weights and features of one block in memory, and one state Z: never the n x n weights or n x r^2 features.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from attention_zoo.ops.feature_product.feature_maps import add_product, at_least
 from attention_zoo.ops.masking import denominator, power_
 
 
-class Local(NamedTuple):
-    """Exact weights `<query_i, key_j>^degree` that replace the implicit ones inside diagonal blocks.
+class LocalInputs(NamedTuple):
+    """What the exact weights `<query_i, key_j>^degree` inside diagonal blocks are computed from.
 
     `query` and `key` are `(batch, heads, seq_len, head_dim)`.
     """
@@ -29,14 +29,15 @@ class Local(NamedTuple):
 
 CPU_CACHE_BYTES = 2**21
 Three = tuple[Tensor, Tensor, Tensor]
-# In their order, each with its scales.
-Blocks = list[tuple[slice, "Scales | None"]]
+# The rows of each block in order, with its scales.
+Blocks = list[tuple[slice, "BlockScales | None"]]
 
 
 def default_block_size(device: torch.device, *, causal: bool, degree: int = 1) -> int:
-    """The fastest where it is free: a CPU likes blocks that stay in its cache, a GPU few and large kernels.
+    """The fastest block size: on a CPU blocks that stay in its cache, on a GPU few and large kernels.
 
-    A causal block costs its square: where a state of squares costs more, and without one, blocks are longer.
+    The work inside a causal block grows with its square. Non-causal blocks have none of it, and are longer; so are
+    blocks of degree 2, whose state costs more.
     """
     if device.type != "cpu" or (not causal and degree == 1):
         return 512
@@ -51,7 +52,7 @@ def feature_product(
     causal: bool,
     block_size: int | None = None,
     degree: int = 1,
-    local: Local | None = None,
+    local: LocalInputs | None = None,
     log_scale: Tensor | None = None,
 ) -> Tensor:
     """`out_i = sum_j <left_i, right_j>^degree value_j` over all j, or over j <= i if `causal`.
@@ -61,12 +62,12 @@ def feature_product(
         right: `(batch, heads, keys, r)` features of the keys.
         value: `(batch, heads, keys, k)`.
         causal: needs as many keys as queries.
-        block_size: rows that are treated together; without `local` it changes the speed and not the result. None is
+        block_size: rows that are computed together; without `local` it changes the speed, not the result. None is
             `default_block_size`.
         degree: 1, or 2 for self-tensored features.
         local: exact weights for the diagonal blocks (causal only).
         log_scale: `(batch, heads, keys)` t, causal only: weights become `w_ij exp(t_j - T_i)` with the running
-            maximum `T_i = max_{j<=i} t_j`, so that nothing overflows and nothing of the future is seen. T is a
+            maximum `T_i = max_{j<=i} t_j`, so that nothing overflows and no later key has an effect. T is a
             constant for the gradient: it cancels in a ratio of two such products.
 
     Returns:
@@ -116,13 +117,14 @@ def product_flops(
     Args:
         seq_len: n, of queries and keys.
         features: r.
-        columns: of the value, the normaliser's included.
+        columns: of the value, with the column of the normaliser.
         causal: as in `feature_product`; so are `block_size` and `degree`.
-        inner: the dimension of `local` queries and keys; None without.
-        width: how many features there are where equal ones are one, but in the normaliser; None is features^degree.
-        slab: every weight is computed, and no state: in a block, of so many queries and, if `causal`, the keys up to
-            them at a time.
-        skips_future: of the weights inside blocks half are computed.
+        inner: the dimension of `local` queries and keys; None without `local`.
+        width: number of distinct features (`x_a x_b` and `x_b x_a` counted once) that the state has; the normaliser
+            still has features^degree. None is features^degree for both.
+        slab: the parallel form: every weight, no state; in a block, `slab` queries at a time and, if `causal`, the
+            keys up to the last of them. None is the form with a state.
+        skips_future: only half of the weights inside blocks are computed.
     """
     if slab is not None:
         blocks = [(rows.start, rows.stop - rows.start) for rows in slices(seq_len, block_size)]
@@ -143,12 +145,12 @@ def product_flops(
 
 
 def slab_weights(queries: int, keys: int, slab: int, *, causal: bool) -> int:
-    """The weights of all queries, some of them and, if `causal`, the keys up to the last of them at a time."""
+    """How many weights are computed, `slab` queries at a time, if `causal` with the keys up to the last of them."""
     return sum((rows.stop - rows.start) * (rows.stop if causal else keys) for rows in slices(queries, slab))
 
 
 def _heads_at_once(left: Tensor, block_size: int, degree: int) -> int:
-    """All of them on a GPU; on a CPU as many as keep a block's features in the cache."""
+    """The heads that are computed together: all on a GPU; on a CPU as many as keep a block's features in the cache."""
     if left.device.type != "cpu":
         return left.shape[:2].numel()
     rows = min(block_size, left.shape[2])
@@ -185,14 +187,11 @@ class _FeatureProduct(torch.autograd.Function):
             for rows in slices(left.shape[1], block_size):
                 out[:, rows] = expand(left[:, rows], degree) @ state.to(left.dtype)
             return out
+        query, key, power = (left, right, degree) if local_query is None else (local_query, local_key, local_degree)
         for rows, scales in _blocks(left.shape[1], block_size, log_scale):
             if rows.start:
-                out[:, rows] = scaled(expand(left[:, rows], degree), scales and scales.query) @ state.to(left.dtype)
-            if local_query is None or local_key is None:
-                weights = power_(left[:, rows] @ right[:, rows].mT, degree)
-            else:
-                weights = power_(local_query[:, rows] @ local_key[:, rows].mT, local_degree)
-            out[:, rows] += visible(weights, scales and scales.intra_block, True) @ value[:, rows]
+                out[:, rows] = _inter_chunk(left[:, rows], state, scales, degree)
+            out[:, rows] += _intra_chunk(query[:, rows], key[:, rows], value[:, rows], scales, power)
             if rows.stop < left.shape[1]:
                 _advance(state, right[:, rows], value[:, rows], scales, degree)
         return out
@@ -215,6 +214,14 @@ class _FeatureProduct(torch.autograd.Function):
         return None, d_left, d_right, d_value, *((d_query, d_key) if is_local else (None, None)), d_scale
 
 
+def _inter_chunk(left: Tensor, state: Tensor, scales: "BlockScales | None", degree: int) -> Tensor:
+    return scaled(expand(left, degree), scales and scales.query) @ state.to(left.dtype)
+
+
+def _intra_chunk(query: Tensor, key: Tensor, value: Tensor, scales: "BlockScales | None", degree: int) -> Tensor:
+    return visible(power_(query @ key.mT, degree), scales and scales.intra_block, True) @ value
+
+
 def _full_gradients(left: Tensor, right: Tensor, value: Tensor, grad: Tensor, block_size: int, degree: int) -> Three:
     d_left, d_right, d_value = (torch.zeros_like(x) for x in (left, right, value))
     state, grad_state = _new_state(right, value, degree), _new_state(left, grad, degree)
@@ -233,7 +240,7 @@ def _full_gradients(left: Tensor, right: Tensor, value: Tensor, grad: Tensor, bl
 def _intra_chunk_gradients(
     query: Tensor, key: Tensor, degree: int, value: Tensor, grad: Tensor, blocks: Blocks, d_scale: Tensor | None
 ) -> Three:
-    """Of value, query and key, from the weights `<query, key>^degree` inside blocks; adds to `d_scale`."""
+    """The gradients of value, query and key from the weights `<query, key>^degree` in blocks; adds to `d_scale`."""
     d_value, d_query, d_key = (torch.zeros_like(x) for x in (value, query, key))
     for rows, scales in blocks:
         intra_block, scores = scales and scales.intra_block, query[:, rows] @ key[:, rows].mT
@@ -251,7 +258,7 @@ def _intra_chunk_gradients(
 def _add_inter_chunk_gradients(
     inputs: Three, grad: Tensor, blocks: Blocks, degree: int, gradients: Three, d_scale: Tensor | None
 ) -> None:
-    """Add what comes through the states: forward in time for left, reversed for right and value."""
+    """Add the gradients that come through the states: forward in time for left, in reverse for right and value."""
     (left, right, value), (d_left, d_right, d_value) = inputs, gradients
     state = _new_state(right, value, degree)
     for rows, scales in blocks:
@@ -277,10 +284,10 @@ def slices(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
-class Scales(NamedTuple):
+class BlockScales(NamedTuple):
     """The scales of a block's rows, relative to the sums before (`query`) and after it (`key`, `decay`).
 
-    They are there in degree 1 only, so that what is beside the features can be scaled, which has fewer columns.
+    Only degree 1 has scales, so that a fast path can scale the values, which have fewer columns than the features.
     """
 
     query: Tensor  # (heads, rows, 1)
@@ -290,17 +297,17 @@ class Scales(NamedTuple):
     intra_block: Tensor | None  # (heads, rows, rows), of each key for each query
 
 
-def next_scales(log_scale: Tensor | None, before: Scales | None) -> Scales | None:
-    """Those of the next block of keys, from their log scales `(heads, rows)`; None where there are none."""
+def next_scales(log_scale: Tensor | None, before: BlockScales | None) -> BlockScales | None:
+    """The scales of the next block of keys, from their log scales `(heads, rows)`; None without log scales."""
     if log_scale is None:
         return None
     largest = log_scale[:, :1] if before is None else before.largest
     running = torch.maximum(log_scale.cummax(-1).values, largest)
     after = running[:, -1:]
-    # The exponents of the future are positive and would overflow before the triangle hides them.
+    # Exponents of later keys may be positive, and would overflow before the causal mask hides them.
     intra_block = (log_scale[:, None] - running[..., None]).clamp_(max=0).exp_()
     query, key = (largest - running).exp()[..., None], (log_scale - after).exp()[..., None]
-    return Scales(query, key, (largest - after).exp()[..., None], after, intra_block)
+    return BlockScales(query, key, (largest - after).exp()[..., None], after, intra_block)
 
 
 def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -309,12 +316,12 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def visible(weights: Tensor, intra_block: Tensor | None, causal: bool) -> Tensor:
-    """Weights of queries and of the keys up to the last of them, scaled and without those of the future, in place."""
+    """Scale the weights and, if `causal`, mask later keys, in place; the last row and the last column are one token."""
     weights = weights if intra_block is None else weights.mul_(intra_block.to(weights.dtype))
     return weights.tril_(weights.shape[-1] - weights.shape[-2]) if causal else weights
 
 
-def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[tuple[slice, Scales | None]]:
+def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[tuple[slice, BlockScales | None]]:
     scales = None
     for rows in slices(length, size):
         scales = next_scales(None if log_scale is None else log_scale[:, rows], scales)
@@ -327,7 +334,7 @@ def _new_state(features: Tensor, value: Tensor, degree: int) -> Tensor:
     )
 
 
-def _advance(state: Tensor, right: Tensor, value: Tensor, scales: Scales | None, degree: int) -> None:
+def _advance(state: Tensor, right: Tensor, value: Tensor, scales: BlockScales | None, degree: int) -> None:
     if scales is not None:
         state *= scales.decay
     add_product(state, scaled(expand(right, degree), scales and scales.key).mT, value)

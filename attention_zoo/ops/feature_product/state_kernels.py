@@ -1,10 +1,10 @@
 """Triton kernels for the sums over keys, `sum_j phi(x_j)^T v_j`: of all keys before a chunk, after it, or in it.
 
-A program owns some features of one head, keeps their sum in registers and walks along the sequence (`SCAN`): what it
-has at each chunk is stored, so that no other pass adds up prefixes. Without `SCAN` a program treats one chunk.
+With `SCAN` a program computes some features of one head: it loops over the sequence, keeps the sum in registers and
+stores it at each chunk, so that no other pass adds up prefixes. Without `SCAN` a program sums one chunk.
 
-The r x r sums of denominators are few: each chunk's are summed by a program of its own and added up afterwards, because
-one program that walks along a sequence would take longer than all the others.
+The r x r sums of denominators are small: one program per chunk computes them, and `prefix_kernel` adds them up. One
+program that loops over the sequence would take longer than all the others.
 """
 
 import triton
@@ -12,13 +12,13 @@ import triton.language as tl
 
 from attention_zoo.ops.kernels import first_of_rows
 
-# A kernel compiled for one number of heads, or of chunks, is the kernel of all.
+# Arguments that are not specialised on: one compiled kernel serves any number of heads and chunks.
 SIZES = ("heads", "chunks", "first_chunk", "chunk_rows", "steps", "groups", "first_reader", "last_reader")
 
 
 @triton.jit
 def pair_of(index, BLOCKS: tl.constexpr):
-    """Row and column of a block of the upper triangle of `BLOCKS x BLOCKS` blocks, counted row by row."""
+    """Row and column of block `index` in the upper triangle of `BLOCKS x BLOCKS` blocks, counted row by row."""
     index = tl.cast(index, tl.int32)
     row = index * 0
     for i in tl.static_range(1, BLOCKS):
@@ -28,7 +28,7 @@ def pair_of(index, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN: tl.constexpr, REVERSE: tl.constexpr):
-    """The chunk that a program treats in this step, its first row and its end; the last one of a scan adds no rows."""
+    """The chunk of this step, its first row and its end; the last step of a scan adds no rows."""
     chunk = group
     if SCAN:
         chunk = group * steps + (steps - 1 - step if REVERSE else step)
@@ -41,15 +41,15 @@ def _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN: tl.constexpr, R
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_kernel(
-    x,  # Rows (batch, heads, n, r)
-    weights,  # (batch * heads, n), of the rows in `norms`; None is 1
-    transposed,  # x^T, (batch * heads, r, chunks * chunk_rows), zeros behind the rows of a chunk
+    x,  # Strided (batch, heads, n, r)
+    weights,  # (batch * heads, n), weights of the rows in `norms`; None is 1
+    transposed,  # x^T, (batch * heads, r, chunks * chunk_rows), each chunk padded with zeros
     norms,  # (batch * heads, chunks, r, r), float32, or None
     heads, chunk_size, chunks, chunk_rows,
     R: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's columns, and its sum of `x_i x_j`, stored as that of the chunk `SHIFT` later; the first has zeros."""
-    # With fewer rows a product is one of the generation before.
+    """Transpose a chunk, and store its sum of `x_i x_j` at the chunk `SHIFT` later; a chunk that gets none is zero."""
+    # With fewer than 64 rows Triton emits mma instead of wgmma.
     WIDE: tl.constexpr = 64 if R < 64 else R
     head, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
     begin = chunk * chunk_size
@@ -84,7 +84,7 @@ def prefix_kernel(
     chunks,
     WIDTH: tl.constexpr, REVERSE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add to each chunk's all before it, or after it, in place."""
+    """The cumulative sums over chunks, in place; from the last chunk on if `REVERSE`."""
     tiles: tl.constexpr = WIDTH // BLOCK
     head, columns = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
     before = tl.zeros((BLOCK,), tl.float32)
@@ -102,10 +102,10 @@ def _store_squares(
     states, permuted, total, at, tile, first_i, first_j,
     R: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile as rows (i, j) of columns d, and as rows (i, d) of columns j and, equal to them, (j, d) of i."""
+    """Store a tile in `states` (rows (i, j), columns d), in `permuted` (rows (i, d), columns j; also i, j swapped)."""
     d = tl.arange(0, H)
     if states is not None:
-        # What stands for two equal products counts twice.
+        # Above the diagonal `x_i x_j` is stored once for two equal products, and counts twice.
         twice = tl.where(first_i // 16 == first_j // 16, 1.0, 2.0)
         rows = tile * BLOCK_I * 16 + tl.arange(0, BLOCK_I * 16)
         place = states + (at * WIDTH + rows[:, None]) * H + d[None, :]
@@ -123,19 +123,19 @@ def _store_squares(
 
 @triton.jit(do_not_specialize=SIZES)
 def square_state_kernel(
-    left,  # descriptor: x^T, (batch * heads, r, chunks * chunk_rows), zeros behind the rows of a chunk
+    left,  # descriptor: x^T, (batch * heads, r, chunks * chunk_rows), each chunk padded with zeros
     right,  # the same, by 16 rows
     values,  # descriptor (batch, heads, n, h)
-    parts,  # (batch * heads, groups - 1, width, h), sums of parts of a sequence, float32; None where there is one
+    parts,  # (batch * heads, groups - 1, width, h), sums of parts of a sequence, float32; None for one part
     states,  # (batch * heads, chunks, width, h), or None
     permuted,  # (batch * heads, chunks, r * h, r), or None
     heads, seq_len, chunk_size, chunks,
-    first_chunk,  # of those that are summed, without SCAN
+    first_chunk,  # the first one that is summed; 0 with SCAN
     chunk_rows, steps,
     R: tl.constexpr, H: tl.constexpr, SCAN: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Sums of `x_i x_j v` for `BLOCK_I` numbers i and 16 numbers j, not below the diagonal of 16 x 16 blocks."""
+    """Sums of `x_i x_j v` for `BLOCK_I` indices i and 16 indices j, in 16 x 16 blocks on or above the diagonal."""
     PARTS: tl.constexpr = 16 // BLOCK_I
     BLOCKS: tl.constexpr = R // 16
     TILES: tl.constexpr = BLOCKS * (BLOCKS + 1) // 2 * PARTS
@@ -146,7 +146,7 @@ def square_state_kernel(
     first_i, first_j = block_i * 16 + tile % PARTS * BLOCK_I, block_j * 16
     total = tl.zeros((ROWS, H), tl.float32)
     if parts is not None:
-        # The sum of the last part is not read, in reverse that of the first one.
+        # `parts` is without the sum of the last part (in reverse: of the first), which no part reads.
         first = tl.cast(head, tl.int64) * (groups - 1)
         offsets = tl.arange(0, ROWS)[:, None] * H + tl.arange(0, H)[None, :]
         for part in range(group if REVERSE else 0, groups - 1 if REVERSE else group):
@@ -181,7 +181,7 @@ def _store_features(states, norms, total, norm, at, features, M: tl.constexpr, H
 def state_kernel(
     x,  # descriptor (batch, heads, n, m)
     values,  # descriptor (batch, heads, n, h)
-    weights,  # (batch * heads, n), of the rows in `norms`; None is 1
+    weights,  # (batch * heads, n), weights of the rows in `norms`; None is 1
     decays,  # (batch * heads, chunks), factors of the sums at each chunk, or None
     states,  # (batch * heads, chunks, m, h)
     norms,  # (batch * heads, chunks, m)
@@ -191,7 +191,7 @@ def state_kernel(
 ):  # fmt: skip
     """Sums of `x_f v`, and of `x_f` times the row's weight, for `BLOCK_M` features f."""
     TILES: tl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
-    # Of one dimension: chunks are many, and a grid's others end at 65,535.
+    # A grid of one dimension: there are many chunks, and the other dimensions of a grid end at 65,535.
     program = tl.program_id(0)
     tile, head, group = program % TILES, program // TILES // groups, program // TILES % groups
     features = tile * BLOCK_M + tl.arange(0, BLOCK_M)

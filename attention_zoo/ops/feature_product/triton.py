@@ -1,7 +1,7 @@
-"""The normalised `feature_product` by Triton kernels: a few launches, and nothing of size n x n or n x r^2.
+"""The normalised `feature_product` by Triton kernels: a few launches, and no tensor of size n x n or n x r^2.
 
 Both passes are custom operators, opaque to `torch.compile` and to autograd. The backward pass computes the sums again,
-but for those of few numbers.
+except the small ones (`Residuals`).
 """
 
 import math
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from attention_zoo.ops.feature_product import launches
 from attention_zoo.ops.feature_product.chunks import Chunks, IntraChunk, Scales, packed_products, running_maximum
-from attention_zoo.ops.feature_product.reference import Local
+from attention_zoo.ops.feature_product.reference import LocalInputs
 from attention_zoo.ops.feature_product.tiles import default_block_size, padded
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
 
-# Keys that one program adds up where all queries see all keys.
+# Keys that one program sums if all queries see all keys.
 SEGMENT = 2048
 
 
@@ -30,12 +30,12 @@ def normalised_product(
     causal: bool,
     block_size: int | None = None,
     degree: int = 1,
-    local: Local | None = None,
+    local: LocalInputs | None = None,
     log_scale: Tensor | None = None,
 ) -> tuple[Tensor, str]:
     """`sum_j w_ij value_j / (bias + sum_j w_ij)`, as `normalised_feature_product`.
 
-    float16 is computed in bfloat16, whose range squares of features need. `local` comes with degree 2.
+    float16 is computed in bfloat16: squared features need its range. `local` needs degree 2.
 
     Returns:
         The result, and its form: `triton_blocks`, or `triton_quadratic` where every weight was computed.
@@ -51,7 +51,7 @@ def normalised_product(
 
 
 def _ready(x: Tensor) -> Tensor:
-    """In a dtype of the kernels, and as many columns as their tiles have."""
+    """x in a dtype of the kernels, padded to as many columns as their tiles have."""
     (x,) = autocast(x)
     x = x.bfloat16() if x.dtype == torch.float16 else x
     missing = padded(x.shape[-1]) - x.shape[-1]
@@ -59,7 +59,7 @@ def _ready(x: Tensor) -> Tensor:
 
 
 class Inputs(NamedTuple):
-    """The arguments of the operator, in their order."""
+    """The arguments of the operator, in order."""
 
     left: Tensor
     right: Tensor
@@ -75,27 +75,27 @@ class Inputs(NamedTuple):
 
     @property
     def chunks(self) -> Chunks:
-        """Of the rows that read."""
+        """The chunks of queries, which read sums over keys."""
         seq_len = self.left.shape[2]
         return Chunks.of(seq_len, self.block_size) if self.causal else Chunks(seq_len, 1)
 
     @property
     def chunks_of_gradients(self) -> Chunks:
-        """Of the keys, which read sums over queries."""
+        """The chunks of keys, which read sums over queries in the backward pass."""
         return self.chunks.reversed if self.causal else Chunks(self.right.shape[2], 1)
 
     def chunks_of_sums(self, x: Tensor) -> Chunks:
-        """Of the rows x that are summed."""
+        """The chunks of the rows x that are summed."""
         return self.chunks if self.causal else Chunks(SEGMENT, -(-x.shape[2] // SEGMENT))
 
     @property
     def reads_sums(self) -> bool:
-        """Whether any row reads sums: not where one chunk is the whole."""
+        """Whether any row reads sums: not if one chunk is the whole sequence."""
         return not self.causal or self.chunks.count > 1
 
     @property
     def intra_chunk(self) -> IntraChunk | None:
-        """What the weights inside chunks are made of."""
+        """The inputs of the weights inside chunks; None if it is not causal."""
         if not self.causal:
             return None
         query = self.left if self.local_query is None else self.local_query
@@ -104,7 +104,7 @@ class Inputs(NamedTuple):
 
     @property
     def scales(self) -> Scales | None:
-        """Those that keep sums relative to the largest log scale so far, or of all."""
+        """What keeps the sums relative to the largest log scale so far, or of all keys if it is not causal."""
         if self.log_scale is None:
             return None
         log = self.log_scale.flatten(0, 1).contiguous()
@@ -128,10 +128,10 @@ def _weighted(x: Tensor, weights: Tensor | None) -> Tensor:
 
 
 class Residuals(NamedTuple):
-    """What the forward pass leaves to the backward pass, in float32: numbers that are few beside the inputs.
+    """What the forward pass saves for the backward pass, in float32; it is small compared with the inputs.
 
-    Denominators `(batch * heads, n)`, and of squares the sums of `x_i x_j` that rows read and those of parts of a
-    sequence of keys, which are empty where there are none.
+    `totals` are the denominators, `(batch * heads, n)`. For squared features `norms` are the sums of `x_i x_j` that
+    rows read, and `parts` the sums of parts of a sequence of keys; they are empty where there are none.
     """
 
     totals: Tensor
@@ -170,7 +170,7 @@ def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def empty_residuals(inputs: Inputs) -> Residuals:
-    """Of the sizes that `forward` returns."""
+    """Residuals of the sizes that `forward` returns, not filled."""
     (batch, heads, seq_len, r), h, right = inputs.left.shape, inputs.value.shape[-1], inputs.right
     rows, norms, parts = batch * heads, [0], [0]
     if inputs.degree == 2 and inputs.reads_sums:
@@ -220,7 +220,7 @@ def backward(
 def _pull_squares(
     inputs: Inputs, residuals: Residuals, grad: Tensor, d_total: Tensor, *so_far: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of left, right and value: what comes through the sums, added to those so far."""
+    """The gradients of left, right and value that come through the sums, added to those so far."""
     left, right, value, scan = inputs.left, inputs.right, inputs.value, inputs.causal
     h, cut, parts = value.shape[-1], inputs.chunks_of_sums(right), residuals.parts if residuals.parts.numel() else None
     right_t = launches.transposed(right, cut, h, scan=scan)
@@ -246,7 +246,7 @@ def _pull_squares(
 def _pull_features(
     inputs: Inputs, scales: Scales | None, grad: Tensor, d_total: Tensor, *so_far: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of left, right and value: what comes through the sums, added to those so far."""
+    """The gradients of left, right and value that come through the sums, added to those so far."""
     left, right, value = inputs.left, inputs.right, inputs.value
     of_query, of_key, decay = (scales.query, scales.key, scales.decay) if scales else (None, None, None)
     total, norms = _sums_of_keys(inputs, scales)

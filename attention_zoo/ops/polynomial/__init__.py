@@ -1,1 +1,1 @@
-"""Exact polynomial attention by Triton kernels: its weights are there one tile at a time."""
+"""Exact polynomial attention by Triton kernels: the weights are computed one tile at a time."""

@@ -1,10 +1,10 @@
 """Attention with the weights `w_ij = <q_i, k_j>^p`, p even, one tile of them at a time.
 
-`out_i = sum_j w_ij v_j / (bias_i + sum_j w_ij)`. A tensor `(batch, heads, rows, h)` comes as a descriptor of tiles, or
-by its strides. Rows beyond its end are read as zeros, whose weights and gradients are zeros, and are not written: only
-the diagonal needs a mask. `place` is a batch item and a head, `item` their number.
+`out_i = sum_j w_ij v_j / (bias_i + sum_j w_ij)`. A tensor `(batch, heads, rows, h)` comes as a tile descriptor, or with
+its strides. Rows beyond its end are read as zeros, so their weights and gradients are zeros, and are not written: only
+the diagonal needs a mask. `place` is (batch item, head), `item` is their flat index.
 
-A row's weights are relative to a `unit` of its scores, a power of two, so that none overflows.
+The scores of a row are divided by its `unit`, a power of two, so that no weight overflows.
 """
 
 import triton
@@ -12,23 +12,23 @@ import triton.language as tl
 
 from attention_zoo.ops.kernels import affine, pull_back, standardised
 
-# Of a degree.
+# The most bits of a degree.
 BITS = tl.constexpr(16)
-# The least normal float32.
+# The smallest normal float32.
 LEAST = tl.constexpr(2.0**-126)
-# The square of a smaller norm is less than that.
+# The square of a smaller norm is less than `LEAST`.
 LEAST_NORM = tl.constexpr(2.0**-63)
-# The bits of a float32 that are its exponent, and one in them.
+# The exponent bits of a float32, and the lowest of them.
 EXPONENT, ONE = tl.constexpr(0x7F800000), tl.constexpr(0x00800000)
 # Tiles of keys whose largest norms are read together.
 TILES_READ = tl.constexpr(256)
-# Of float32: three products of 11 bits.
+# float32 is multiplied as three products in TF32.
 PRECISION = tl.constexpr("tf32x3")
 
 
 @triton.jit
 def power(x, DEGREE: tl.constexpr):
-    """x^DEGREE by squaring, unrolled: from the bit below the highest on."""
+    """x^DEGREE by repeated squaring, unrolled, from the bit below the highest down."""
     y = x
     for bit in tl.static_range(BITS - 1, -1, -1):
         if DEGREE >> (bit + 1) > 0:
@@ -40,7 +40,7 @@ def power(x, DEGREE: tl.constexpr):
 
 @triton.jit
 def pointers(x, place, start, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """To the numbers of a tile."""
+    """Pointers to the elements of a tile."""
     batch, head = place
     first = tl.cast(batch, tl.int64) * x.batch_stride + tl.cast(head, tl.int64) * x.head_stride
     first += tl.cast(start, tl.int64) * x.row_stride
@@ -52,14 +52,14 @@ def load(x, place, start, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
     """The tile `(ROWS, HEAD_DIM)` that begins at row `start`."""
     if isinstance(x, tl.tensor_descriptor):
         return x.load([place[0], place[1], start, 0]).reshape(ROWS, HEAD_DIM)
-    else:  # Triton would go on after an `if` that returns
+    else:  # needed: Triton compiles what follows an `if` even if that returns
         is_there = start + tl.arange(0, ROWS) < x.rows
         return tl.load(pointers(x, place, start, ROWS, HEAD_DIM), mask=is_there[:, None], other=0.0)
 
 
 @triton.jit
 def store(x, place, start, tile):
-    """Write such a tile."""
+    """Store the tile `(ROWS, HEAD_DIM)` that begins at row `start`."""
     ROWS: tl.constexpr = tile.shape[0]
     HEAD_DIM: tl.constexpr = tile.shape[1]
     if isinstance(x, tl.tensor_descriptor):
@@ -73,7 +73,7 @@ def store(x, place, start, tile):
 def add_keys(
     sums, q, key, value, place, row, first, last, DEGREE: tl.constexpr, DIAGONAL: tl.constexpr, N: tl.constexpr
 ):
-    """Add what the keys `first` to `last`, N at a time, give to the rows from `row` on."""
+    """Add what the keys `first` to `last`, N at a time, contribute to the rows from `row` on."""
     M: tl.constexpr = q.shape[0]
     HEAD_DIM: tl.constexpr = q.shape[1]
     summed, total = sums
@@ -83,7 +83,7 @@ def add_keys(
         if DIAGONAL:
             is_past = (start + tl.arange(0, N))[None, :] <= (row + tl.arange(0, M))[:, None]
             weights = tl.where(is_past, weights, 0.0)
-        # Every eighth column together, which one thread holds: threads are added once, at the end.
+        # Sums of every eighth column stay within a thread: sums over threads are needed once, at the end.
         total += tl.sum(weights.reshape(M, N // 8, 8), 1)
         v = load(value, place, start, N, HEAD_DIM)
         summed = tl.dot(weights.to(v.dtype), v, summed, input_precision=PRECISION)
@@ -95,14 +95,14 @@ def forward(
     query, key, value, unit, out, denominator, heads, queries, keys, root,
     DEGREE: tl.constexpr, CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows of the output, and of its denominators, infinite where they are none, so that zeros come of it.
+    """A tile of rows of the output and of the denominators; a denominator below `LEAST` is stored as infinity.
 
-    The bias is `root^DEGREE`; `unit` and `denominator` are float32 `(batch * heads, queries)`.
+    So its row is zero. The bias is `root^DEGREE`; `unit` and `denominator` are float32 `(batch * heads, queries)`.
     """
     tiles = tl.cdiv(queries, BLOCK_M)
     item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     if CAUSAL:
-        tile = tiles - 1 - tile  # what takes longest begins first
+        tile = tiles - 1 - tile  # the tiles that take longest start first
     place, row = (item // heads, item % heads), tile * BLOCK_M
     q = load(query, place, row, BLOCK_M, HEAD_DIM)
     sums = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32), tl.zeros([BLOCK_M, 8], tl.float32)
@@ -123,7 +123,7 @@ def forward(
 
 @triton.jit
 def unit_of(denominator, DEGREE: tl.constexpr):
-    """The power of two in whose units scores give a denominator near 1; 1 where that is infinite."""
+    """The power of two by which to divide scores so that the denominator is near 1; 1 where that is infinite."""
     exponent = tl.floor(tl.log2(denominator) / DEGREE + 0.5)
     return tl.where(denominator < float("inf"), tl.exp2(exponent), 1.0)
 
@@ -133,9 +133,9 @@ def prepare_gradients(
     d_out, query, out, denominator, in_units, d_summed, d_total, heads, queries,
     DEGREE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows of the queries in other units, and there of the gradients of `sum_j w_ij v_j` and of denominators.
+    """A tile of rows: queries in units of the denominators, gradients of `sum_j w_ij v_j` and of the denominators.
 
-    In those that the forward pass has to guess a row's weights may all be small, and its gradients large.
+    The forward pass has to guess its units: in those, all weights of a row may be small, and its gradients large.
     """
     tiles = tl.cdiv(queries, BLOCK_M)
     item, row = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_M
@@ -150,7 +150,7 @@ def prepare_gradients(
     d = (d / (by / power(unit, DEGREE))[:, None]).to(d.dtype)
     store(d_summed, place, row, d)
     o = load(out, place, row, BLOCK_M, HEAD_DIM)
-    # Of the gradient as the other kernels will read it.
+    # From the rounded gradient, because the other kernels will read that one.
     tl.store(d_total + at, -tl.sum(d.to(tl.float32) * o.to(tl.float32), 1), mask=rows < queries)
 
 
@@ -159,13 +159,13 @@ def add_queries(
     sums, k, v, query, d_summed, d_total, place, queries, column, first, last,
     DEGREE: tl.constexpr, DIAGONAL: tl.constexpr, M: tl.constexpr
 ):  # fmt: skip
-    """Add what the queries `first` to `last`, M at a time, give to the gradients of the keys from `column` on."""
+    """Add what the queries `first` to `last`, M at a time, contribute to the gradients of keys from `column` on."""
     N: tl.constexpr = k.shape[0]
     HEAD_DIM: tl.constexpr = k.shape[1]
     d_k, d_v = sums
     for start in range(first, last, M):
         rows = start + tl.arange(0, M)
-        # First, because it does not come ahead of its time as tiles do.
+        # First, because this load is not prefetched as tiles are.
         dz = tl.load(d_total + rows, mask=rows < queries, other=0.0)
         q = load(query, place, start, M, HEAD_DIM)
         scores = tl.dot(k, q.T, input_precision=PRECISION)
@@ -185,7 +185,7 @@ def backward_keys(
     query, key, value, d_summed, d_total, d_key, d_value, heads, queries, keys,
     DEGREE: tl.constexpr, CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows of the gradients of keys and values, by queries in the units of `prepare_gradients`."""
+    """A tile of rows of the gradients of keys and values, from queries in the units of `prepare_gradients`."""
     tiles = tl.cdiv(keys, BLOCK_N)
     item, column = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_N
     place = item // heads, item % heads
@@ -211,7 +211,7 @@ def backward_keys(
 def pull_keys(
     d_q, q, d, dz, key, value, place, row, first, last, DEGREE: tl.constexpr, DIAGONAL: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
-    """Add what the keys `first` to `last`, N at a time, give to the gradients of the queries from `row` on."""
+    """Add what the keys `first` to `last`, N at a time, contribute to the gradients of queries from `row` on."""
     M: tl.constexpr = q.shape[0]
     HEAD_DIM: tl.constexpr = q.shape[1]
     for start in range(first, last, N):
@@ -232,7 +232,7 @@ def backward_queries(
     query, key, value, d_summed, d_total, denominator, unit, d_query, heads, queries, keys, scale,
     DEGREE: tl.constexpr, CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows of the gradients of queries, which come in the units of `prepare_gradients`, in none."""
+    """A tile of rows of the gradients of queries; `query` has the units of `prepare_gradients`, the result has none."""
     tiles = tl.cdiv(queries, BLOCK_M)
     item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     if CAUSAL:
@@ -260,7 +260,7 @@ def backward_queries(
 
 @triton.jit
 def load_normed(x, norm, place, start, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """`load` behind the layer norm, where there is one."""
+    """`load`, and the layer norm if there is one."""
     x = load(x, place, start, ROWS, HEAD_DIM)
     if norm is not None:
         unit, _ = standardised(x.to(tl.float32), norm.eps, HEAD_DIM)
@@ -270,7 +270,7 @@ def load_normed(x, norm, place, start, ROWS: tl.constexpr, HEAD_DIM: tl.constexp
 
 @triton.jit
 def norms(x):
-    """Of rows."""
+    """The norms of the rows of x, at least `LEAST_NORM`."""
     x = x.to(tl.float32)
     return tl.maximum(tl.sqrt(tl.sum(x * x, 1)), LEAST_NORM)
 
@@ -279,9 +279,9 @@ def norms(x):
 def prepare_keys(
     key, norm, padding, normed, sizes, largest, heads, keys, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr
 ):  # fmt: skip
-    """A tile of rows of the keys behind the layer norm, zeros where they are hidden; their norms, and the largest.
+    """A tile of rows of the keys after the layer norm, zeros at padding; their norms (`sizes`), and the largest norm.
 
-    `padding` is bool `(batch, keys)` or None, `sizes` float32 `(batch * heads, keys)`, `largest` one of each tile.
+    `padding` is bool `(batch, keys)` or None, `sizes` float32 `(batch * heads, keys)`, `largest` one number per tile.
     """
     tiles = tl.cdiv(keys, BLOCK_M)
     item, row = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_M
@@ -293,7 +293,7 @@ def prepare_keys(
         of_batch = padding + tl.cast(place[0], tl.int64) * keys
         is_seen &= tl.load(of_batch + rows, mask=is_there, other=1) == 0
     k = load_normed(key, norm, place, row, BLOCK_M, HEAD_DIM)
-    k = tl.where(is_seen[:, None], k, 0.0)  # a key of zeros weighs nothing
+    k = tl.where(is_seen[:, None], k, 0.0)  # a key of zeros has weight zero
     store(normed, place, row, k)
     of_keys = norms(k)
     tl.store(sizes + tl.cast(item, tl.int64) * keys + rows, of_keys, mask=is_there)
@@ -302,7 +302,7 @@ def prepare_keys(
 
 @triton.jit
 def largest_seen(sizes, largest, item, tile, keys, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The largest norm of a key that each query of a tile sees; nothing of its future is in it."""
+    """The largest norm of the keys that each query of a tile sees; later keys have no effect if `CAUSAL`."""
     tiles = tl.cdiv(keys, BLOCK_M)
     before = tile if CAUSAL else tiles
     largest += tl.cast(item, tl.int64) * tiles
@@ -324,10 +324,10 @@ def prepare_queries(
     query, norm, sizes, largest, in_units, unit, heads, queries, keys, scale, share, least,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows of the queries behind the layer norm, times the scale and in units, and these units.
+    """A tile of rows of the queries after the layer norm, times the scale, divided by their units; and the units.
 
-    A unit is the power of two above what a score can be (Cauchy-Schwarz) times the `share`, and above `least`. `sizes`
-    and `largest` are those of `prepare_keys` with tiles of as many rows, `unit` is float32 `(batch * heads, queries)`.
+    A unit is the power of two above the largest possible score (Cauchy-Schwarz) times `share`, and above `least`.
+    `sizes` and `largest` are from `prepare_keys` with the same `BLOCK_M`; `unit` is float32 `(batch * heads, queries)`.
     """
     tiles = tl.cdiv(queries, BLOCK_M)
     item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -338,13 +338,13 @@ def prepare_queries(
     of_rows = ((bits + ONE) & EXPONENT).to(tl.float32, bitcast=True)
     rows = row + tl.arange(0, BLOCK_M)
     tl.store(unit + tl.cast(item, tl.int64) * queries + rows, of_rows, mask=rows < queries)
-    # Of zeros `scale / unit` could make NaN.
+    # Not times `scale / unit`, which may be infinite: zeros would become NaN.
     store(in_units, place, row, (q.to(tl.float32) * scale * (1 / of_rows)[:, None]).to(q.dtype))
 
 
 @triton.jit
 def pull_norm(x, norm, d_x, d_weight, d_bias, heads, rows, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr):
-    """A tile of gradients behind the layer norm of x, in place those before it; this program's share of `pull_back`."""
+    """Backpropagate a tile of `d_x` through the layer norm of x, in place; `d_weight`, `d_bias` as in `pull_back`."""
     tiles = tl.cdiv(rows, BLOCK_M)
     item, row = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_M
     place = item // heads, item % heads

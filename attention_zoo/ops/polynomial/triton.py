@@ -8,21 +8,21 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Rows
+from attention_zoo.ops.launching import Strided
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
 from attention_zoo.ops.polynomial import kernels
 from attention_zoo.ops.polynomial.tiles import ROWS
 
-# Of 2, in a weight: one more than these is left, and for float32 many, because weights and values are summed.
+# The largest exponent of 2 in a weight. Room is left above it, because weights and values are summed.
 LARGEST_EXPONENT = {torch.float16: 15, torch.bfloat16: 60, torch.float32: 60}
-# Numbers of higher degrees are further apart than the largest and the least of float16.
+# The weights of higher degrees span a wider range than float16 has.
 LARGEST_IN_FLOAT16 = 4
-# The first with hardware that loads tiles.
+# The first architecture whose hardware loads tiles (TMA).
 FIRST_WITH_TILES = 90
 
 
 class Norm(NamedTuple):
-    """A layer norm over head_dim, its parameters `(h,)`."""
+    """A layer norm over head_dim, with parameters `(h,)`."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -30,10 +30,10 @@ class Norm(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """The output, and what the backward pass reads beside it.
+    """The output, and what else the backward pass reads.
 
-    `denominator`, infinite where it is zero, and `unit`, that of the row's scores, are float32
-    `(batch, heads, queries)`; `query` is in that unit, normed and scaled, `key` is normed, zeros where it is hidden.
+    `denominator` (infinity instead of zero) and `unit`, by which a row's scores are divided, are float32
+    `(batch, heads, queries)`. `query` is normed, scaled and divided by its unit; `key` is normed, zeros at padding.
     """
 
     out: Tensor
@@ -57,13 +57,13 @@ def polynomial_attention(
 ) -> Tensor:
     """`sum_j w_ij v_j / (bias + sum_j w_ij)` with `w_ij = (scale <q_i, k_j>)^degree` over the keys that i sees.
 
-    Kacham, Mirrokni, Zhong 2024 (PolySketchFormer), section 2.1, in the manner of Dao 2023 (FlashAttention-2): memory
-    is linear in the lengths. A row whose denominator is zero gives zeros. Gradients flow to query, key and value, and
-    to the norm's parameters.
+    Kacham, Mirrokni, Zhong 2024 (PolySketchFormer), section 2.1, tiled as in Dao 2023 (FlashAttention-2): memory is
+    linear in the lengths. A row whose denominator is zero becomes zeros. Gradients flow to query, key, value and the
+    norm's parameters.
 
-    Weights are computed relative to a power of two of each row in which none exceeds 2^60, in float16 2^15, nor the
-    bias 1; those less than 2^-186 times the largest possible one of their row vanish. float16 has room for degrees of
-    2 and 4; above them it is float32 inside.
+    The scores of each row are divided by a power of two, so that no weight exceeds 2^60 (float16: 2^15) and the bias
+    does not exceed 1. A weight below 2^-186 times the largest possible one of its row becomes zero. float16 has the
+    range for degrees 2 and 4; higher degrees are computed in float32.
 
     Args:
         query: `(batch, heads, queries, h)`, h one of 32, 64 and 128; float16, bfloat16 or float32; norms up to 1e18.
@@ -71,7 +71,7 @@ def polynomial_attention(
         degree: p, even.
         scale: factor of the scores.
         bias: added to the sum of a row, at least 0.
-        causal: query i sees keys j <= i only; as many keys as queries.
+        causal: query i sees keys j <= i only; needs as many keys as queries.
         padding: `(batch, keys)` bool, True at keys that are not seen.
         norm: of queries and keys, over h.
     """
@@ -85,7 +85,7 @@ def polynomial_attention(
 
 
 class Settings(NamedTuple):
-    """Of `polynomial_attention`, in the order of the operator's."""
+    """The settings of `polynomial_attention`, in the order of the operator's arguments."""
 
     degree: int
     scale: float
@@ -96,7 +96,7 @@ class Settings(NamedTuple):
 def launch_forward(
     query: Tensor, key: Tensor, value: Tensor, norm: Norm | None, padding: Tensor | None, settings: Settings
 ) -> Forward:
-    """Three passes: over the rows of the keys, those of the queries, and tiles of queries."""
+    """Three kernels: prepare the keys, prepare the queries, and attend for each tile of queries."""
     normed, sizes, largest = _prepare_keys(key, norm, padding)
     in_units, unit = _prepare_queries(query, norm, sizes, largest, settings)
     chosen = _configuration("forward", query)
@@ -112,7 +112,7 @@ def launch_forward(
 
 
 def _root(settings: Settings) -> float:
-    """Whose power the bias is."""
+    """The degree-th root of the bias."""
     return settings.bias ** (1 / settings.degree)
 
 
@@ -121,7 +121,7 @@ def _constants(x: Tensor, settings: Settings) -> dict[str, int]:
 
 
 def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The keys normed, with zeros where they are hidden; the norms of their rows, and the largest of each tile."""
+    """The keys after the layer norm, zeros at padding; the norms of their rows, and the largest norm of each tile."""
     batch, heads, keys, head_dim = key.shape
     chosen = _configuration("prepare_inputs", key)
     (m,) = chosen.tiles.values()
@@ -130,7 +130,7 @@ def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tup
     normed, sizes = _empty_like(key), torch.empty(key.shape[:3], dtype=torch.float32, device=key.device)
     largest = torch.empty(_grid(key, m), dtype=torch.float32, device=key.device)
     launching.launcher(kernels.prepare_keys, key, *_grid(key, m))(
-        *(Rows.of(key), norm, padding, Rows.of(normed), sizes, largest, heads, keys),
+        *(Strided.of(key), norm, padding, Strided.of(normed), sizes, largest, heads, keys),
         HEAD_DIM=head_dim,
         **chosen.options,
     )
@@ -140,13 +140,13 @@ def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tup
 def _prepare_queries(
     query: Tensor, norm: Norm | None, sizes: Tensor, largest: Tensor, settings: Settings
 ) -> tuple[Tensor, Tensor]:
-    """The queries normed, scaled and in units, and these, by what `_prepare_keys` says of the keys."""
+    """The queries normed, scaled and divided by their units, and the units, from the norms of `_prepare_keys`."""
     chosen = _configuration("prepare_inputs", query)
     (m,) = chosen.tiles.values()
     in_units, unit = _empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     share = settings.scale / 2 ** (LARGEST_EXPONENT[query.dtype] // settings.degree)
     launching.launcher(kernels.prepare_queries, query, *_grid(query, m))(
-        *(Rows.of(query), norm, sizes, largest, Rows.of(in_units), unit, *query.shape[1:3], sizes.shape[2]),
+        *(Strided.of(query), norm, sizes, largest, Strided.of(in_units), unit, *query.shape[1:3], sizes.shape[2]),
         *(settings.scale, share, max(_root(settings), torch.finfo(torch.float32).tiny)),
         CAUSAL=settings.causal,
         HEAD_DIM=query.shape[3],
@@ -160,8 +160,8 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value and the layer norm's parameters, empty where there are none.
 
-    Passes over the rows, over tiles of keys, over tiles of queries, over both's rows. `query` and `key` are the inputs
-    of the norm; without one they are not read.
+    Four kernels: prepare the gradients, gradients of tiles of keys, of tiles of queries, then the norm of both. `query`
+    and `key` are the inputs of the norm; without a norm they are not read.
     """
     out, denominator, in_units, normed, unit = passed
     in_units, d_summed, d_total = _prepare_gradients(d_out, in_units, out, denominator, settings.degree)
@@ -193,9 +193,9 @@ def launch_backward(
 
 
 def _pull_norm(norm: Norm, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Make of gradients behind the layer norm, in place, those before it; each pair is its input and a gradient.
+    """Backpropagate through the layer norm, in place; each pair is an input of the norm and a gradient of its output.
 
-    The gradients of weight and bias, empty where there are none.
+    Returns the gradients of weight and bias, empty where there are none.
     """
     x, _ = pairs[0]
     chosen = _configuration("pull_norm", x)
@@ -204,7 +204,7 @@ def _pull_norm(norm: Norm, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
     sums = torch.empty(2, sum(programs), x.shape[3], dtype=torch.float32, device=x.device)
     for (x, d_x), own in zip(pairs, sums.split(programs, 1), strict=True):
         launching.launcher(kernels.pull_norm, x, own.shape[1])(
-            *(Rows.of(x), norm, Rows.of(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
+            *(Strided.of(x), norm, Strided.of(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
         )
     d_weight, d_bias = (
         x.new_empty(0) if parameter is None else of_programs.sum(0).to(parameter.dtype)
@@ -216,7 +216,7 @@ def _pull_norm(norm: Norm, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
 def _prepare_gradients(
     d_out: Tensor, query: Tensor, out: Tensor, denominator: Tensor, degree: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries in units of the denominators; there, the gradients of `sum_j w_ij v_j` and of the denominators."""
+    """Queries in units of the denominators, and the gradients of `sum_j w_ij v_j` and of the denominators in these."""
     chosen = _configuration("prepare_gradients", out)
     (m,) = chosen.tiles.values()
     in_units, d_summed, d_total = _empty_like(query), _empty_like(out), _empty_like(denominator)
@@ -230,15 +230,15 @@ def _prepare_gradients(
     return in_units, d_summed, d_total
 
 
-def tiles(x: Tensor, size: int) -> TensorDescriptor | Rows:
-    """A tensor `(batch, heads, rows, h)` as the kernels take it, in tiles of so many rows."""
+def tiles(x: Tensor, size: int) -> TensorDescriptor | Strided:
+    """A tensor `(batch, heads, rows, h)` as the kernels take it, in tiles of `size` rows."""
     if loads_tiles(x):
         return launching.descriptor(x, (1, 1, size, x.shape[3]))
-    return Rows.of(launching.by_tiles(x))
+    return Strided.of(launching.by_tiles(x))
 
 
 def loads_tiles(x: Tensor) -> bool:
-    """Whether hardware does; those of float32 pass through registers anyway, to be split."""
+    """Whether the hardware loads tiles of x; float32 must go through registers anyway, to be split for TF32."""
     return launching.architecture(x.device) >= FIRST_WITH_TILES and x.element_size() == 2
 
 
@@ -281,7 +281,7 @@ def _empty(query: Tensor, key: Tensor, *_: Any) -> Forward:
 
 
 def _saved(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """Without a layer norm the queries and keys themselves are not read, and their memory may be freed."""
+    """What the backward pass needs: without a layer norm not the queries and keys, whose memory may be freed."""
     has_norm = inputs[6] is not None
     return *(inputs[:2] if has_norm else results[2:4]), *inputs[2:6], *results
 

@@ -1,1 +1,1 @@
-"""Features by matrices that are drawn: positive ones of a softmax, and sketches of powers, by Triton kernels."""
+"""Features by random matrices, as Triton kernels: positive features for softmax, and sketches for polynomials."""

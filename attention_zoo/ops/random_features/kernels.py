@@ -1,7 +1,7 @@
-"""Triton kernels for positive random features and for a level of a random sketch: numbers are read once.
+"""Triton kernels for positive random features and for one level of a random sketch; each input is read once.
 
-Of positive features no exponent is ever in memory. `products` are `x W^T` with the factor of x left out: it multiplies
-them where they are exponents.
+The exponents of positive features are never in memory. `products` are `x W^T` without the factor of x, which multiplies
+them when they become exponents.
 """
 
 import triton
@@ -14,14 +14,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _weights(matrix, f, WIDTH: tl.constexpr, M: tl.constexpr, BLOCK_F: tl.constexpr):
-    """Rows f of `(m, width)`, zeros behind the last."""
+    """Rows of the matrix `(m, width)` from f on, zeros after the last one."""
     features, d = f + tl.arange(0, BLOCK_F)[:, None], tl.arange(0, WIDTH)[None, :]
     return tl.load(matrix + features * WIDTH + d, features < M, 0.0)
 
 
 @triton.jit
 def _products(x, high, low, f, WIDTH: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr, BLOCK_F: tl.constexpr):
-    """Products of rows with features f and those behind it; they are `-inf` where there is no feature."""
+    """Products of rows with the features from f on; `-inf` where there is no feature."""
     products = tl.dot(x, tl.trans(high), input_precision=PRECISION)
     if low is not None:
         products = tl.dot(x, tl.trans(_weights(low, f, WIDTH, M, BLOCK_F)), products)
@@ -32,16 +32,16 @@ def _products(x, high, low, f, WIDTH: tl.constexpr, M: tl.constexpr, PRECISION: 
 
 @triton.jit
 def features_kernel(
-    x,  # Rows (batch, heads, n, width)
+    x,  # Strided (batch, heads, n, width)
     high,  # (m, width), the projection in the dtype of x
-    low,  # (m, width), what that leaves of it; None is nothing
+    low,  # (m, width), the rounding error of `high`; None is zero
     out,  # (batch * heads, n, columns)
     log_scale,  # (batch * heads, n)
     factor, eps, heads,
     WIDTH: tl.constexpr, M: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    """The features of a tile of rows and zeros up to `COLUMNS`, and the logarithm of what was divided by."""
+    """The features of a tile of rows, padded with zeros to `COLUMNS`, and their log scales."""
     head, rows, own = own_rows(x, heads, WIDTH, BLOCK_T)
     visible = rows < x.rows
     largest = tl.full((BLOCK_T,), float("-inf"), tl.float32)
@@ -65,13 +65,13 @@ def features_kernel(
 @triton.jit
 def features_gradient_kernel(
     x, high, low,
-    d_features,  # Rows (batch, heads, n, columns)
+    d_features,  # Strided (batch, heads, n, columns)
     d_log_scale,  # (batch * heads, n); None is zeros
     d_x,  # (batch * heads, n, width)
     factor, heads,
     WIDTH: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile of rows, summed relative to the largest exponent so far."""
+    """The gradient of a tile of rows; sums are relative to the largest exponent so far."""
     head, rows, own = own_rows(x, heads, WIDTH, BLOCK_T)
     d, visible = tl.arange(0, WIDTH)[None, :], (rows < x.rows)[:, None]
     upstream = first_of_rows(d_features, head, heads, rows)
@@ -93,7 +93,7 @@ def features_gradient_kernel(
         total = total * decay + tl.sum(d_exponents, 1)
         summed = tl.dot(d_exponents.to(own.dtype), weights, summed * decay[:, None], input_precision=PRECISION)
         largest = best
-    # A row's largest feature is a constant: its gradient has added to both, of `high` alone, and cancels.
+    # A row's largest feature is constant. Its gradient was added to both sums, through `high` alone, and cancels here.
     d_largest, summed = -total * M**-0.5, summed * M**-0.5
     at, of_first = head.to(tl.int64) * x.rows + rows, first[:, None] * WIDTH + d
     if d_log_scale is not None:
@@ -108,9 +108,9 @@ def features_gradient_kernel(
 
 @triton.jit
 def _inputs(x, y, weight, bias, eps, heads, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
-    """A program's head and rows, both inputs of these, and what the layer norm of the first was made of."""
+    """A program's head and rows, its tiles of both inputs, and `standardised` of the first before its layer norm."""
     head, rows, first = own_rows(x, heads, WIDTH, BLOCK_T)
-    unit, rate = first, first  # without a norm nobody reads them; Triton 3.6 returns no None
+    unit, rate = first, first  # not used without a norm; Triton 3.6 cannot return None
     if weight is not None:
         unit, rate = standardised(first.to(tl.float32), eps, WIDTH)
         first = affine(unit, weight, bias, WIDTH).to(first.dtype)
@@ -122,9 +122,9 @@ def _inputs(x, y, weight, bias, eps, heads, WIDTH: tl.constexpr, BLOCK_T: tl.con
 
 @triton.jit
 def sketch_kernel(
-    x,  # Rows (batch, heads, n, width)
+    x,  # Strided (batch, heads, n, width)
     y,  # the same; None is x
-    weight,  # (width,), of the layer norm; None is without
+    weight,  # (width,), of the layer norm; None is without a norm
     bias,
     matrices,  # (groups, width, 2, r)
     out,  # (batch * heads, n, r)
@@ -135,7 +135,7 @@ def sketch_kernel(
     head, rows, first, second, _, _ = _inputs(x, y, weight, bias, eps, heads, WIDTH, BLOCK_T)
     d, r, visible = tl.arange(0, WIDTH), tl.arange(0, R), (rows < x.rows)[:, None]
     matrix = matrices + head % heads * stride_group + d[:, None] * 2 * R + r[None, :]
-    # One matrix after the other: both at once, as the gradient needs them, take 2 KiB more of shared memory.
+    # One matrix after the other: both at once, as in the gradient, take 2 KiB more shared memory.
     left = tl.dot(first, tl.load(matrix), input_precision=PRECISION)
     right = tl.dot(second, tl.load(matrix + R), input_precision=PRECISION)
     place = out + (head.to(tl.int64) * x.rows + rows[:, None]) * R + r[None, :]
@@ -145,7 +145,7 @@ def sketch_kernel(
 @triton.jit
 def sketch_gradient_kernel(
     x, y, weight, bias, matrices,
-    grad,  # Rows (batch, heads, n, r)
+    grad,  # Strided (batch, heads, n, r)
     d_x,  # (batch * heads, n, width)
     d_y,  # the same, or None
     d_weight,  # (programs, width), or None
@@ -153,7 +153,7 @@ def sketch_gradient_kernel(
     factor, eps, heads, stride_group,
     WIDTH: tl.constexpr, R: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a tile of rows, and its share of those of the layer norm's parameters."""
+    """The gradients of a tile of rows, and its contribution to the gradients of the layer norm's parameters."""
     head, rows, first, second, unit, rate = _inputs(x, y, weight, bias, eps, heads, WIDTH, BLOCK_T)
     d, r, visible = tl.arange(0, WIDTH), tl.arange(0, R), (rows < x.rows)[:, None]
     matrix = matrices + head % heads * stride_group + d[:, None] * 2 * R + r[None, :]

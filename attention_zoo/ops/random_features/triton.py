@@ -1,12 +1,12 @@
-"""Positive random features, and a level of a random sketch, as custom operators.
+"""Positive random features, and one level of a random sketch, as custom operators.
 
-Their matrices are drawn, and get no gradient.
+Their matrices are random, and get no gradient.
 """
 
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.launching import Rows, by_rows, configuration, launcher, precision
+from attention_zoo.ops.launching import Strided, by_rows, configuration, launcher, precision
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
 from attention_zoo.ops.random_features.kernels import (
     features_gradient_kernel,
@@ -27,9 +27,9 @@ def exponential_features(
     Args:
         x: `(batch, heads, n, width)`, a width of 16, 32, 64 or 128.
         projection: W, `(m, width)`.
-        scale: of the products of rows.
-        eps: added to every feature, whose largest is 1.
-        columns: of the features, zeros behind the first m.
+        scale: c in `exp(c <q, k>)`.
+        eps: added to every feature, relative to the largest one of its row.
+        columns: of the result; those after the first m are zeros.
 
     Returns:
         Features `(batch, heads, n, columns)` in the dtype of x, log scales `(batch, heads, n)` in float32.
@@ -39,7 +39,7 @@ def exponential_features(
 
 
 def parts(projection: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """A matrix and what is left of it, None where that is nothing: exponents are large, and so is their rounding."""
+    """The matrix in `dtype`, and its rounding error, None if it is zero: exponents are large, so it would matter."""
     projection = projection.contiguous()
     high = projection.to(dtype)
     is_exact = torch.promote_types(projection.dtype, dtype) == dtype
@@ -49,12 +49,13 @@ def parts(projection: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None
 def launch_features(
     x: Tensor, high: Tensor, low: Tensor | None, factor: float, eps: float, columns: int
 ) -> tuple[Tensor, Tensor]:
-    """As `exponential_features`, of `high + low` as W and of `factor x` as x'."""
+    """As `exponential_features`, with `W = high + low` and `x' = factor x`."""
     (batch, heads, seq_len, width), m = x.shape, len(high)
     tiles = configuration(ROWS, "features", x, width=width)
     out, log_scale = _empty_features(x, high, low, factor, eps, columns)
     launcher(features_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        *(Rows.of(x), high, low, out, log_scale, factor, eps, heads, width, m, columns, precision(x)), **tiles.options
+        *(Strided.of(x), high, low, out, log_scale, factor, eps, heads, width, m, columns, precision(x)),
+        **tiles.options,
     )
     return out, log_scale
 
@@ -75,7 +76,7 @@ def launch_features_backward(
     eps: float,
     columns: int,
 ) -> Tensor:
-    """The gradient of x; that of a largest exponent goes to the first feature that has it."""
+    """The gradient of x; the gradient of the largest exponent goes to the first feature that has it."""
     (batch, heads, seq_len, width), m = x.shape, len(high)
     tiles = configuration(ROWS, "features_gradient", x, width=width)
     if d_features is None:
@@ -83,7 +84,7 @@ def launch_features_backward(
     d_log_scale = None if d_log_scale is None else d_log_scale.contiguous()
     d_x = x.new_empty(x.shape)
     launcher(features_gradient_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        *(Rows.of(x), high, low, Rows.of(d_features), d_log_scale, d_x, factor, heads, width, m, precision(x)),
+        *(Strided.of(x), high, low, Strided.of(d_features), d_log_scale, d_x, factor, heads, width, m, precision(x)),
         **tiles.options,
     )
     return d_x
@@ -105,9 +106,9 @@ def random_sketch(
     """`factor (norm(x) G1) o (norm(x) G2)`, or `factor (x G1) o (y G2)`: PolySketchFormer (ICML version), Algorithm 1.
 
     Args:
-        x: `(batch, heads, n, width)`; so is y, which comes without a norm.
-        norm: over the width; None is none.
-        matrices: `(groups, width, 2, r)`, G1 and G2 of each head, or of all.
+        x: `(batch, heads, n, width)`; so is y, which must come without a norm.
+        norm: a layer norm over the width, or None.
+        matrices: `(groups, width, 2, r)`, G1 and G2 of each head, or shared by all.
         factor: of the result.
 
     Returns:
@@ -126,7 +127,7 @@ def launch_sketch(
     tiles = configuration(ROWS, "sketch", x, width=width, r=r)
     out = x.new_empty(batch, heads, seq_len, r)
     launcher(sketch_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        *(Rows.of(x), None if y is None else Rows.of(y), weight, bias, matrices, out, factor, eps, heads),
+        *(Strided.of(x), None if y is None else Strided.of(y), weight, bias, matrices, out, factor, eps, heads),
         *(_stride_of_groups(matrices), width, r, precision(x)),
         **tiles.options,
     )
@@ -143,14 +144,14 @@ def launch_sketch_backward(
     factor: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """The gradients of x, y, weight and bias, empty for those that are None; of the last two, sums over programs."""
+    """The gradients of x, y, weight and bias, empty for those that are None; the last two are summed over programs."""
     (batch, heads, seq_len, width), r = x.shape, matrices.shape[-1]
     tiles = configuration(ROWS, "sketch_gradient", x, width=width, r=r)
     programs = batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"])
     d_x, d_y, *d_norm = like(x, y, weight, bias)
     shares = None if weight is None else x.new_empty(2, programs, width, dtype=torch.float32)
     launcher(sketch_gradient_kernel, x, programs)(
-        *(Rows.of(x), None if y is None else Rows.of(y), weight, bias, matrices, Rows.of(grad), d_x),
+        *(Strided.of(x), None if y is None else Strided.of(y), weight, bias, matrices, Strided.of(grad), d_x),
         *(None if y is None else d_y, *((None, None) if shares is None else shares), factor, eps, heads),
         *(_stride_of_groups(matrices), width, r, precision(x)),
         **tiles.options,
@@ -161,7 +162,7 @@ def launch_sketch_backward(
 
 
 def _stride_of_groups(matrices: Tensor) -> int:
-    """How far the matrices of a head are from those of the next."""
+    """The stride from the matrices of one head to those of the next."""
     return matrices.stride(0) if len(matrices) > 1 else 0
 
 

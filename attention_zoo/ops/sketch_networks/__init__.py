@@ -1,1 +1,1 @@
-"""The small networks of a learned sketch, all of one level at once."""
+"""The small networks of a learned sketch, both networks of a level in one operation."""

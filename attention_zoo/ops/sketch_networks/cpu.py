@@ -1,9 +1,9 @@
-"""The networks of a level of a learned sketch as fast as a CPU multiplies (PolySketchFormer, ICML version, Appendix D).
+"""The networks of one level of a learned sketch on a CPU (PolySketchFormer, ICML version, Appendix D).
 
-Some rows at a time, so that hidden units stay in the cache and no others are in memory. The backward pass computes them
-again, but not what networks make of them: r numbers where a network has 8r units. A layer norm's weight and bias
-are part of the layer behind it. With `tanh(u) = 2 sigmoid(2u) - 1` gelu is `x sigmoid(2u)`, which a CPU has five times
-as fast. Products are oneDNN's, which has them twice as fast as MKL on CPUs that are not Intel's, gelu included.
+Rows are computed in tiles, so that hidden units stay in the cache. The backward pass computes them again, but not the
+outputs of the blocks: r numbers where a block has 8r hidden units. A layer norm's weight and bias are folded into the
+layer after it. With `tanh(u) = 2 sigmoid(2u) - 1` gelu is `x sigmoid(2u)`, which is five times as fast on a CPU.
+Matrix products are oneDNN's, with gelu fused: twice as fast as MKL on CPUs that are not Intel's.
 """
 
 import math
@@ -17,31 +17,31 @@ from torch import Tensor
 from attention_zoo.ops.feature_product.feature_maps import at_least_float32
 from attention_zoo.ops.operators import autocast, register
 
-# What torch.compile makes of a linear layer and gelu; private, seen in PyTorch 2.13. Without it MKL multiplies.
+# torch.compile's fused linear layer and gelu; private, seen in PyTorch 2.13. Without it MKL multiplies.
 ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-# Hidden units of a tile of rows: a few times that stays in the caches.
+# Hidden units in a tile of rows; a few times as many stay in the caches.
 ENTRIES = 2**18
-# Of PyTorch's LayerNorm.
+# The eps of PyTorch's LayerNorm.
 EPS = 1e-5
-# gelu(x) = x sigmoid(SLOPE x (1 + 0.044715 x^2)): of y = SLOPE x it is y sigmoid(y + CUBE y^3) / SLOPE.
+# gelu(x) = x sigmoid(SLOPE x (1 + 0.044715 x^2)): with y = SLOPE x it is y sigmoid(y + CUBE y^3) / SLOPE.
 SLOPE = 2 * math.sqrt(2 / math.pi)
 CUBE = 0.044715 / SLOPE**2
-# Tensors that a backward pass reads, of each result.
+# Tensors that are saved for the backward pass of each result.
 KEPT = 3
 
 
 def sketch_networks(
     inputs: Sequence[Sequence[Tensor]], *, weights: Sequence[Tensor], norms: Sequence[tuple[Tensor, Tensor]]
 ) -> list[Tensor]:
-    """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))`, f a LayerNorm, Dense 8r, gelu, Dense r, twice, of each (x, y) or (x,).
+    """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))` of each (x, y) or (x,); f is twice LayerNorm, Dense 8r, gelu, Dense r.
 
-    ICML version, Algorithm 2 and Appendix D. Gradients flow to everything. Without y it is x. In 16 bits all is
+    ICML version, Algorithm 2 and Appendix D. Gradients flow to all arguments. Without y, y is x. 16-bit inputs are
     computed in float32.
 
     Args:
-        inputs: one or two tensors `(batch, heads, seq_len, width)` for each result, such as queries and keys.
-        weights: the four Dense layers in their order, those of f1 and f2 stacked: `(2, groups, in, out)`; groups is 1
-            (all heads share a network) or heads.
+        inputs: one or two tensors `(batch, heads, seq_len, width)` per result; queries and keys have one result each.
+        weights: the four Dense layers in order, those of f1 and f2 stacked: `(2, groups, in, out)`; groups is 1 (all
+            heads share a network) or heads.
         norms: weight and bias of both LayerNorms, those of f1 and f2 stacked: `(2, width)`, `(2, r)`.
 
     Returns:
@@ -57,14 +57,14 @@ def sketch_networks(
 
 
 def _fold(gain: Tensor, shift: Tensor, into: Tensor, onto: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The layers behind a norm: `(groups, 2, hidden, in)`, its bias `(groups, 2, hidden)`, `(groups, 2, r, hidden)`."""
+    """The layers after a norm: `(groups, 2, hidden, in)`, its bias `(groups, 2, hidden)`, `(groups, 2, r, hidden)`."""
     bias = (shift[:, None, :, None] * into).sum(2)
     into = gain[:, None, :, None] * into
     return tuple(w.transpose(0, 1).contiguous() for w in (into.mT, bias, onto.mT))  # type: ignore[return-value]
 
 
 def _product(x: Tensor, matrix: Tensor, bias: Tensor | None = None, *, gelu: bool = False) -> Tensor:
-    """`x matrix^T + bias`, `(rows, out)` of `(rows, in)` and `(out, in)`, or gelu of that."""
+    """`x matrix^T + bias` or gelu of that, `(rows, out)`, from `(rows, in)` and `(out, in)`."""
     if x.dtype == torch.float32 and ONEDNN is not None and torch.backends.mkldnn.is_available():
         return ONEDNN(x, matrix, bias, "gelu" if gelu else "none", [], "tanh")  # type: ignore[no-any-return]
     out = F.linear(x, matrix, bias)
@@ -72,13 +72,13 @@ def _product(x: Tensor, matrix: Tensor, bias: Tensor | None = None, *, gelu: boo
 
 
 def _normalise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of mean 0 and variance 1, and one over the standard deviations, `(rows, 1)`."""
+    """Rows normalised to mean 0 and variance 1, and one over their standard deviations, `(rows, 1)`."""
     hats, _, rstds = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)
     return hats, rstds
 
 
 def _normalise_backward(d_hats: Tensor, hats: Tensor, rstds: Tensor) -> Tensor:
-    """The gradient of what was normalised."""
+    """The gradient of the rows before they were normalised."""
     zeros, ones = torch.zeros_like(rstds), torch.ones_like(rstds)
     parts = torch.ops.aten.native_layer_norm_backward.default(
         *(d_hats, hats, hats.shape[-1:], zeros, ones, None, None, [True, False, False])
@@ -87,7 +87,7 @@ def _normalise_backward(d_hats: Tensor, hats: Tensor, rstds: Tensor) -> Tensor:
 
 
 class _Memory:
-    """Tensors that every tile uses again, by name."""
+    """Buffers by name, which every tile reuses."""
 
     def __init__(self) -> None:
         self._tensors: dict[str, Tensor] = {}
@@ -100,13 +100,13 @@ class _Memory:
 
 
 class _Layers:
-    """Both layers behind a layer norm, of one network of one group, of one tile after the other.
+    """The two layers after a layer norm, of one network of one group, for one tile at a time.
 
     Args:
         into: the first layer, `(hidden, in)`.
         bias: its bias, `(hidden,)`.
-        onto: the second one, `(r, hidden)`.
-        memory: of the tiles.
+        onto: the second layer, `(r, hidden)`.
+        memory: buffers for a tile.
     """
 
     def __init__(self, into: Tensor, bias: Tensor, onto: Tensor, memory: _Memory) -> None:
@@ -123,7 +123,7 @@ class _Layers:
         return _product(_product(hats, self.into, self.bias, gelu=True), self.onto)
 
     def backward(self, d_out: Tensor, hats: Tensor) -> Tensor:
-        """The gradient of the normalised rows; those of the layers are added up."""
+        """The gradient of the normalised rows; the gradients of the layers are accumulated."""
         y = _product(hats, self.steep, self.steep_bias)
         squares = torch.mul(y, y, out=self._memory("squares", y))
         gates = torch.addcmul(y, squares, y, value=CUBE, out=self._memory("gates", y)).sigmoid_()
@@ -139,12 +139,12 @@ class _Layers:
 
     @property
     def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of both layers; units were times SLOPE."""
+        """The gradients of both layers; the hidden units were times SLOPE."""
         return self.d_into.mT, self.d_bias, self.d_onto / SLOPE
 
 
 class _Networks:
-    """Both networks of a level, tile by tile: of each group, network by network, the layers behind both norms."""
+    """Both networks of a level, tile by tile: `first` and `second` are each group's layers after the two norms."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self.groups, _, self.r, self.hidden = weights[2].shape
@@ -158,7 +158,7 @@ class _Networks:
         )
 
     def tiles(self, rows: int) -> Iterator[tuple[int, slice]]:
-        """Some rows of a group at a time."""
+        """Tiles: a group, and some of its rows."""
         size = max(1, ENTRIES // self.hidden)
         size = -(-rows // -(-rows // size)) if rows else 1
         for group in range(self.groups):
@@ -170,7 +170,7 @@ class _Networks:
         return x.flatten(1, 2)
 
     def from_groups(self, x: Tensor, like: Tensor) -> Tensor:
-        """And back."""
+        """The inverse of `by_group`."""
         batch, heads = like.shape[:2]
         return (
             x.view(batch, heads, *like.shape[2:3], -1)
@@ -179,7 +179,7 @@ class _Networks:
         )
 
     def forward(self, inputs: Sequence[Tensor], keep: bool) -> list[Tensor]:
-        """The sketch of one or two inputs, and, where they are kept, what is between the layers."""
+        """The sketch of one or two inputs and, if `keep`, the tensors of `empty`, filled."""
         xs = [self.by_group(x) for x in inputs]
         out = inputs[0].new_empty(*xs[0].shape[:2], self.r)
         kept = self.empty(xs[0]) if keep else []
@@ -195,11 +195,11 @@ class _Networks:
         return [self.from_groups(out, inputs[0]), *kept]
 
     def empty(self, x: Tensor) -> list[Tensor]:
-        """For what is kept of rows `(groups, rows, ...)`: normalised rows between the layers, their rstds, the ends."""
+        """Empty tensors for what backward needs of `(groups, rows, ...)`: second norm's output and rstd, f1 and f2."""
         return [x.new_empty(len(x), 2, x.shape[1], width, dtype=self.dtype) for width in (self.r, 1, self.r)]
 
     def backward(self, d_out: Tensor, inputs: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of the inputs; those of the weights are added up."""
+        """The gradients of the inputs; the gradients of the weights are accumulated."""
         xs, d_out = [self.by_group(x) for x in inputs], self.by_group(d_out)
         d_xs = [x.new_empty(x.shape) for x in xs]
         for group, rows in self.tiles(d_out.shape[1]):
@@ -221,7 +221,7 @@ class _Networks:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Of the weights."""
+        """The gradients of the weights."""
         return [
             torch.stack([torch.stack([layers.gradients[which] for layers in group]) for group in some])
             for some in (self.first, self.second)
@@ -230,7 +230,7 @@ class _Networks:
 
 
 def _forward(inputs: Sequence[Tensor], distinct: int, weights: Sequence[Tensor], keep: bool) -> list[Tensor]:
-    """The sketches, and after them what a backward pass reads of each."""
+    """The sketches, then what the backward pass needs of each."""
     networks = _Networks(weights)
     with torch.autocast("cpu", enabled=False):
         made = [networks.forward(inputs[i : i + distinct], keep) for i in range(0, len(inputs), distinct)]
@@ -271,7 +271,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate(ctx: Any, d_made: Sequence[Tensor]) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # checkpointing allows to ask once
+    saved = ctx.saved_tensors  # checkpointing allows one access
     count, of_weights, results = ctx.counts
     tensors, weights, kept = saved[:count], saved[count : count + of_weights], saved[count + of_weights :]
     made = _networks_backward(d_made[:results], tensors, weights, kept)

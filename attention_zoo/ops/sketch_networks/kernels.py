@@ -1,7 +1,7 @@
 """The networks of one level of a learned sketch, and the gradients of their parts, in Triton's language.
 
-A network is two blocks: `hat(u) = (u - mean) / std` of a row, `z = hat W_in + bias`, `gelu(z) W_out`. The hidden units
-pass by in tiles and never reach memory. Rows are tokens of all sequences, those of a group of networks together.
+A network is two blocks: `hat(u) = (u - mean) / std` of a row, `z = hat W_in + bias`, `gelu(z) W_out`. Hidden units are
+computed in tiles and never written to memory. Rows are the tokens of all sequences, grouped by group of networks.
 Networks are stacked: `w_in` is `(2, groups, width, hidden)`, `bias` `(2, groups, hidden)`, `w_out`
 `(2, groups, hidden, r)`, all contiguous.
 """
@@ -18,7 +18,7 @@ C1 = tl.constexpr(0.044715 * 0.7978845608028654)
 
 @triton.jit
 def _doubled_gelu(z, bias):
-    """`2 gelu(z + bias)` of float32, and a float16 bias, in float16: two numbers an instruction."""
+    """`2 gelu(z + bias)` of a float32 z and a float16 bias, in float16: two elements per instruction."""
     return tl.inline_asm_elementwise(
         """
         {
@@ -57,7 +57,7 @@ def _inner_tanh(z, FAST: tl.constexpr):
 
 @triton.jit
 def _doubled_slope(z, tanh):
-    """Twice the derivative of gelu, of which `tanh` is `_inner_tanh`."""
+    """Twice the derivative of gelu at z, whose `_inner_tanh` is `tanh`."""
     return 1 + (tanh + (1 - tanh * tanh) * (z * (C0 + 3 * C1 * z * z)))
 
 
@@ -93,10 +93,10 @@ def networks(
     WIDTH: tl.constexpr, R: tl.constexpr, HIDDEN: tl.constexpr, DISTINCT: tl.constexpr, RECOMPUTE: tl.constexpr,
     FAST: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
 ):  # fmt: skip
-    """`sqrt(r) tanh(f1(x) f2(y) / sqrt(r))`; or, to `RECOMPUTE`, what the gradients of its blocks need.
+    """`sqrt(r) tanh(f1(x) f2(y) / sqrt(r))`; or, if `RECOMPUTE`, what the gradients of its blocks need.
 
-    That is both `hat`s of each network (of the first one only if `DISTINCT` is 1: x is y), one over their standard
-    deviations, and the gradients of the networks' results.
+    That is both `hat`s of each network, one over their standard deviations, and the gradients of f1 and f2. If
+    `DISTINCT` is 1, x is y, and the first `hat` is stored once.
     """
     tiles = tl.cdiv(rows, BLOCK_M)
     sequence = (tl.program_id(0) // tiles).to(tl.int64)
@@ -104,7 +104,7 @@ def networks(
     in_tile = tl.arange(0, BLOCK_M)
     inside = first + in_tile < rows
     row = sequence * rows + first + in_tile
-    of_a_network = tl.cast(total, tl.int64)  # a number of 1 is a constant, which has no `to`
+    of_a_network = tl.cast(total, tl.int64)  # an argument of 1 becomes a constant, which has no `to`
     group = tl.where(groups > 1, sequence // inner, 0)
     features = tl.arange(0, WIDTH)
     columns = tl.arange(0, R)
@@ -154,9 +154,9 @@ def input_gradient(
     WIDTH: tl.constexpr, R: tl.constexpr, HIDDEN: tl.constexpr, DISTINCT: tl.constexpr, FAST: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block's input: `(DISTINCT, groups, rows, WIDTH)` hats, `(2, groups, rows, R)` gradients.
+    """The gradient of a block's input, from hats `(DISTINCT, groups, rows, WIDTH)`, gradients `(2, groups, rows, R)`.
 
-    Both networks' gradients are added where their input is one.
+    The gradients of both networks are added if they have the same input.
     """
     tiles = tl.cdiv(rows, BLOCK_M)
     of_group = tl.program_id(0) // tiles  # (first network, group)
@@ -194,10 +194,10 @@ def weight_gradients(
     WIDTH: tl.constexpr, R: tl.constexpr, HIDDEN: tl.constexpr, DISTINCT: tl.constexpr, FAST: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a block's weights for a tile of hidden units, of a `share` of the rows of a group.
+    """The gradients of a block's weights for a tile of hidden units, over `share` rows of a group.
 
-    Written as `(splits, 2, groups, HIDDEN, WIDTH)`, `(splits, 2, groups, HIDDEN)` and
-    `(splits, 2, groups, HIDDEN, R)`. The hidden units are the rows of all products, that they stay in registers.
+    They are stored as `(splits, 2, groups, HIDDEN, WIDTH)`, `(splits, 2, groups, HIDDEN)` and
+    `(splits, 2, groups, HIDDEN, R)`. Hidden units are the rows of all products, so that they stay in registers.
     """
     tiles: tl.constexpr = HIDDEN // BLOCK_HIDDEN
     units = (tl.program_id(0) % tiles) * BLOCK_HIDDEN + tl.arange(0, BLOCK_HIDDEN)

@@ -1,7 +1,7 @@
 """The networks of one level of a learned sketch by Triton kernels (PolySketchFormer, ICML version, Appendix D).
 
-The forward pass reads its input once and writes the sketch. The backward pass runs it again and keeps of each token
-what stands between the blocks: `h + 6 r` numbers, in 16 bits where the input has them.
+The forward pass reads its input once and writes the sketch. The backward pass runs it again and stores for each token
+what is between the blocks: `h + 6 r` numbers, in 16 bits if the input has 16 bits.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from attention_zoo.ops.operators import autocast, register
 from attention_zoo.ops.sketch_networks import kernels
 from attention_zoo.ops.sketch_networks.tiles import ROWS
 
-# Hidden units of a block over r.
+# Hidden units of a block, divided by r.
 EXPANSION = 8
-# Of PyTorch's LayerNorm.
+# The eps of PyTorch's LayerNorm.
 EPS = 1e-5
-# Programs that share the gradients of weights: some for each multiprocessor of any GPU, the same sums on all of them.
+# Programs for the gradients of weights: several per multiprocessor of any GPU, and the same sums on all GPUs.
 PROGRAMS = 512
-# w1, b1, w2 of the first block, w3, b3, w4 of the second: of both networks, `hat` for input.
+# w1, b1, w2 of the first block, w3, b3, w4 of the second, of both networks; the input of a block is its `hat`.
 Weights = Sequence[Tensor]
 
 
 class Between(NamedTuple):
-    """What the backward pass keeps of each token: `(inputs or 2, groups, rows)`, and `width` or `r` numbers a row.
+    """What the backward pass stores for each token: `(inputs or 2, groups, rows)`, and `width` or `r` numbers a row.
 
     The normalised inputs of each network's blocks, one over their standard deviations, and the gradients of the
-    networks' results.
+    networks' outputs.
     """
 
     hats: Tensor
@@ -43,14 +43,14 @@ class Between(NamedTuple):
 def sketch_networks(
     x: Tensor, y: Tensor | None = None, *, weights: Sequence[Tensor], norms: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))`, f a LayerNorm, Dense 8r, gelu, Dense r, twice.
+    """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))`; f is twice LayerNorm, Dense 8r, gelu, Dense r.
 
-    ICML version, Algorithm 2 and Appendix D. Gradients flow to everything; no hidden unit is ever in memory.
+    ICML version, Algorithm 2 and Appendix D. Gradients flow to all arguments; no hidden unit is ever in memory.
 
     Args:
-        x: `(batch, heads, seq_len, width)`, of what `tiles.why_unsupported` lets pass; so is y. None: y is x.
-        weights: the four Dense layers in their order, those of f1 and f2 stacked: `(2, groups, in, out)`; groups is 1
-            (all heads share a network) or heads.
+        x: `(batch, heads, seq_len, width)`, as `tiles.why_unsupported` allows; so is y. None: y is x.
+        weights: the four Dense layers in order, those of f1 and f2 stacked: `(2, groups, in, out)`; groups is 1 (all
+            heads share a network) or heads.
         norms: weight and bias of both LayerNorms, those of f1 and f2 stacked: `(2, width)`, `(2, r)`.
 
     Returns:
@@ -61,23 +61,23 @@ def sketch_networks(
     folded = [weight for norm, into, onto in layers for weight in _fold(*norm, into, onto)]
     if weights[0].shape[1] == 1:
         return _networks(inputs, folded)
-    # The sequences of a group side by side.
+    # Heads first, so that the sequences of a group are together.
     return _networks([u.transpose(0, 1) for u in inputs], folded).transpose(0, 1)
 
 
 def _fold(gain: Tensor, shift: Tensor, into: Tensor, onto: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A LayerNorm's weight and bias as part of the layer behind it: `(gain o u + shift) W = u (gain o W) + shift W`.
+    """Fold a LayerNorm's weight and bias into the layer after it: `(gain o u + shift) W = u (gain o W) + shift W`.
 
-    In float32 under autocast too, which knows no product like these.
+    In float32, under autocast too: it does not cast elementwise products.
     """
     gain, shift, into = gain.float()[:, None, :, None], shift.float()[:, None, :, None], into.float()
     return gain * into, (shift * into).sum(2), onto.float()
 
 
 def gradients(d_out: Tensor, inputs: Sequence[Tensor], weights: Weights) -> list[Tensor]:
-    """The gradients of the inputs, stacked, and of the weights, by all kernels of the backward pass."""
+    """The gradients of the inputs, stacked, and of the weights: all kernels of the backward pass."""
     d_out = d_out.contiguous()
-    # Not float16, whose range is too small for gradients.
+    # Not float16: its range is too small for gradients.
     kind = torch.float32 if d_out.dtype == torch.float32 else torch.bfloat16
     between = _empty_between(inputs, weights, kind)
     launch_networks(inputs, weights, None, d_out, between)
@@ -126,7 +126,7 @@ def launch_networks(
 
 
 def launch_input_gradient(hats: Tensor, rstds: Tensor, d_out: Tensor, weights: Weights, dtype: torch.dtype) -> Tensor:
-    """The gradient of a block's input, of `dtype`, shaped as the hats `(distinct, groups, rows, width)`."""
+    """The gradient of a block's input in `dtype`, shaped like the hats `(distinct, groups, rows, width)`."""
     distinct, groups, rows, width = hats.shape
     r = d_out.shape[-1]
     chosen = launching.configuration(ROWS, "input_gradient", hats, r=r, width=width)
@@ -138,7 +138,7 @@ def launch_input_gradient(hats: Tensor, rstds: Tensor, d_out: Tensor, weights: W
 
 
 def launch_weight_gradients(hats: Tensor, d_out: Tensor, weights: Weights) -> list[Tensor]:
-    """The gradients of a block's `(2, groups, width, hidden)`, `(2, groups, hidden)`, `(2, groups, hidden, r)`."""
+    """The gradients of a block: `(2, groups, width, hidden)`, bias `(2, groups, hidden)`, `(2, groups, hidden, r)`."""
     distinct, groups, rows, width = hats.shape
     r = d_out.shape[-1]
     hidden = EXPANSION * r
@@ -152,7 +152,7 @@ def launch_weight_gradients(hats: Tensor, d_out: Tensor, weights: Weights) -> li
     )
     constants = _constants(hats, width, r, distinct)
     if r == 16:
-        # Products that add up 16 numbers, by three of tf32, take more registers than there are.
+        # Dot products over 16 numbers, as three in TF32, take more registers than there are.
         constants["PRECISION"] = "ieee"
     launching.launcher(kernels.weight_gradients, hats, splits * programs)(
         *(hats, d_out, *weights, d_into, d_bias, d_onto, rows, groups, share * chosen.tiles["BLOCK_M"]),
@@ -163,7 +163,7 @@ def launch_weight_gradients(hats: Tensor, d_out: Tensor, weights: Weights) -> li
 
 
 def _operands(weights: Weights, dtype: torch.dtype) -> list[Tensor]:
-    """The weights as they are multiplied; biases are added and stay as they are."""
+    """The weights in the dtype of the products; biases are added, and keep their dtype."""
     return [(w.to(dtype) if w.ndim == 4 else w).contiguous() for w in weights]
 
 
@@ -173,7 +173,7 @@ def _constants(x: Tensor, width: int, r: int, distinct: int) -> dict[str, Any]:
         "R": r,
         "HIDDEN": EXPANSION * r,
         "DISTINCT": distinct,
-        # Approximations of the hardware, which are as good as 16 bits.
+        # The hardware's approximations are as accurate as 16 bits.
         "FAST": x.element_size() == 2 and x.device.type != "cpu",
         "PRECISION": launching.precision(x),
     }
@@ -184,7 +184,7 @@ def _empty(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
 
 
 def _forward(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """Inputs `(outer, inner, seq_len, width)`, one or two; the groups of the weights are 1 or outer."""
+    """The sketch of one or two inputs `(outer, inner, seq_len, width)`; the groups of the weights are 1 or outer."""
     out = _empty(inputs, weights)
     launch_networks(inputs, weights, out)
     return out
@@ -202,12 +202,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # checkpointing allows to ask once
+    saved = ctx.saved_tensors  # checkpointing allows one access
     d_inputs, *d_weights = _backward(d_out, saved[: ctx.distinct], saved[ctx.distinct :])
     return list(d_inputs.unbind(0)), d_weights
 
 
-# Not `register_with_gradient`: of two inputs the gradients lie in one tensor, and an operator may not return its parts.
+# Not `register_with_gradient`: the gradients of two inputs are in one tensor; an operator may not return views of it.
 _networks = register("sketch_networks", _forward, _empty)
 _backward = register("sketch_networks_backward", gradients, _empty_gradients)
 _networks.register_autograd(_differentiate, setup_context=_save)

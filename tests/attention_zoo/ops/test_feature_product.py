@@ -5,7 +5,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from attention_zoo.ops.feature_product.blocks import SLAB, form_of
 from attention_zoo.ops.feature_product.reference import (
-    Local,
+    LocalInputs,
     feature_product,
     normalised_feature_product,
     product_flops,
@@ -46,7 +46,7 @@ def dense(left, right, value, causal, degree, block_size=1, local=None, log_scal
 
 def both(given, block_size, degree, is_local, is_scaled, local_degree=4):
     left, right, value, query, key, log_scale = given
-    local, scale = Local(query, key, local_degree) if is_local else None, log_scale if is_scaled else None
+    local, scale = LocalInputs(query, key, local_degree) if is_local else None, log_scale if is_scaled else None
     settings = {"causal": True, "degree": degree, "block_size": block_size, "local": local, "log_scale": scale}
     return feature_product(left, right, value, **settings), dense(left, right, value, **settings)
 
@@ -78,7 +78,7 @@ def test_a_causal_product_and_its_gradients_equal_the_dense_definition(degree, i
 def test_heads_taken_a_few_at_a_time_change_nothing(causal, at_once, monkeypatch):
     """A CPU takes as many of the four heads as its cache holds; three leave a rest of one."""
     *given, query, key, log_scale = (x.requires_grad_() for x in causal_inputs())
-    own = {"local": Local(query, key, 4), "log_scale": log_scale} if causal else {}
+    own = {"local": LocalInputs(query, key, 4), "log_scale": log_scale} if causal else {}
     leaves = [*given, query, key, log_scale] if causal else given
     settings = {"causal": causal, "degree": 2, "block_size": 4}
     expected = dense(*given, **settings, **own)
@@ -177,7 +177,7 @@ def memory_events(call):
 def test_neither_the_matrix_nor_the_features_are_ever_in_memory(causal, is_local):
     n, r = 4096, 32
     given = [torch.randn(1, 1, n, r, dtype=torch.float64, requires_grad=True) for _ in range(5)]
-    local = Local(*given[3:], 4) if is_local else None
+    local = LocalInputs(*given[3:], 4) if is_local else None
 
     def forward_and_backward():
         out = feature_product(*given[:3], causal=causal, degree=2, block_size=128, local=local)

@@ -12,7 +12,7 @@ from operations import feature_product as by_formula
 
 from attention_zoo.ops.feature_product import launches, tiles, triton
 from attention_zoo.ops.feature_product.chunks import SCAN_BLOCK, Chunks, running_maximum, steps_of_a_part
-from attention_zoo.ops.feature_product.reference import Local
+from attention_zoo.ops.feature_product.reference import LocalInputs
 
 SQUARES = {"degree": 2, "bias": 1.0}
 FEATURES = {"degree": 1, "bias": 0.0}
@@ -45,7 +45,7 @@ def exact(length, h=16, seed=1, **sizes):
 
 
 def by_kernels(left, right, value, query=None, key=None, log_scale=None, *, local_degree=1, **given):
-    local = None if query is None else Local(query, key, local_degree)
+    local = None if query is None else LocalInputs(query, key, local_degree)
     return triton.normalised_product(left, right, value, local=local, log_scale=log_scale, **given)[0]
 
 

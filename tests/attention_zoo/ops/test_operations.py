@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attention_zoo.ops.feature_product import tiles
 from attention_zoo.ops.feature_product import triton as product
-from attention_zoo.ops.feature_product.reference import Local
+from attention_zoo.ops.feature_product.reference import LocalInputs
 from attention_zoo.ops.fused_softmax import attend
 from attention_zoo.ops.polynomial import triton as polynomial
 from attention_zoo.ops.random_features import triton as random_features
@@ -55,7 +55,7 @@ def of_product(inputs, **given):
         return (left, right) if given["degree"] == 2 else (left.abs(), right.abs())
 
     def kernels(left, right, value, *exact):
-        local = Local(*exact, 4) if exact else None
+        local = LocalInputs(*exact, 4) if exact else None
         return product.normalised_product(*positive(left, right), value, local=local, block_size=32, **given)[0]
 
     def formula(left, right, *others, ones):

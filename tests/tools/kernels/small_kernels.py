@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row
+from attention_zoo.ops.launching import Configuration, Entry
 from tools.kernels.call import Call
 
 LENGTH, R, H = 1024, 64, 64
@@ -41,17 +41,17 @@ def expansion(q, w, out, R: tl.constexpr, H: tl.constexpr, T: tl.constexpr, C: t
 
 
 PRODUCTS = (
-    Row("from shared memory", Configuration({"M": 128, "N": 64, "BLOCK": 64}, 4, 3)),
-    Row("squared", Configuration({"M": 128, "N": 64, "BLOCK": 64}, 4, 3)),
-    Row("without registers", Configuration({"M": 128, "N": 64, "BLOCK": 64}, 4, 3, registers=64)),
-    Row("impossible", Configuration({"M": 128, "N": 128, "BLOCK": 64}, 4, 3, registers=64)),
-    Row("too wide", Configuration({"M": 256, "N": 256, "BLOCK": 64}, 4, 3)),
-    Row("too deep", Configuration({"M": 128, "N": 128, "BLOCK": 128}, 8, 5)),
-    Row("of half a warp group", Configuration({"M": 64, "N": 64, "BLOCK": 64}, 2, 3)),
+    Entry("from shared memory", Configuration({"M": 128, "N": 64, "BLOCK": 64}, 4, 3)),
+    Entry("squared", Configuration({"M": 128, "N": 64, "BLOCK": 64}, 4, 3)),
+    Entry("without registers", Configuration({"M": 128, "N": 64, "BLOCK": 64}, 4, 3, registers=64)),
+    Entry("impossible", Configuration({"M": 128, "N": 128, "BLOCK": 64}, 4, 3, registers=64)),
+    Entry("too wide", Configuration({"M": 256, "N": 256, "BLOCK": 64}, 4, 3)),
+    Entry("too deep", Configuration({"M": 128, "N": 128, "BLOCK": 128}, 8, 5)),
+    Entry("of half a warp group", Configuration({"M": 64, "N": 64, "BLOCK": 64}, 2, 3)),
 )
 EXPANSIONS = (
-    Row("streaming", Configuration({"T": 128, "C": 2}, 4, 3)),
-    Row("one feature at a time", Configuration({"T": 128, "C": 1}, 4, 3)),
+    Entry("streaming", Configuration({"T": 128, "C": 2}, 4, 3)),
+    Entry("one feature at a time", Configuration({"T": 128, "C": 1}, 4, 3)),
 )
 # By target; None is all.
 WANTED = {

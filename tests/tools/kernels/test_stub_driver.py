@@ -56,9 +56,9 @@ def test_the_stub_refuses_what_a_driver_refuses(stub):
         "import runpy, sys; sys.argv = ['launch', 'nothing'];"
         "runpy.run_module('tools.stub_driver.launch'); import torch;"
         "from attention_zoo.ops.feature_product.gradient_kernels import divide_kernel;"
-        "from attention_zoo.ops.launching import Rows, launcher;"
+        "from attention_zoo.ops.launching import Strided, launcher;"
         "x = torch.ones(1, 1, 16, 16); row = x[0, 0, 0];"
-        "launcher(divide_kernel, x, 1, 65536)(Rows.of(x), x, row, x, row, 1, 16, BLOCK_T=64)"
+        "launcher(divide_kernel, x, 1, 65536)(Strided.of(x), x, row, x, row, 1, 16, BLOCK_T=64)"
     )
     command = [sys.executable, "-c", wrong]
     ran = subprocess.run(command, env=stub, cwd=ROOT, capture_output=True, text=True)

@@ -63,7 +63,7 @@ def test_the_fastest_that_is_right_wins_and_is_a_row_to_paste(call, progress):
     assert comment == f"# from shared memory: 1.5 ms, 2 ms with {OWN.name}"
     arch = launching.architecture(DEVICE)
     assert row == (
-        'Row("from shared memory", Configuration({"M": 128, "N": 64, "BLOCK": 128}, 4, 2, registers=128), '
+        'Entry("from shared memory", Configuration({"M": 128, "N": 64, "BLOCK": 128}, 4, 2, registers=128), '
         f"arch=({arch}, {arch}), bits=32, at_most={{}}),"
     )
     found = outcomes(progress)
