@@ -60,7 +60,7 @@ def line(name: str, colour: str, marker: Any, variant: int = 0) -> dict[str, Any
 
 
 def _of_mechanisms(names: set[str]) -> dict[str, tuple[str, Any]]:
-    """Colour and marker of each mechanism; one that is not in `MECHANISMS` gets its colour with the next free marker."""
+    """Colour and marker of each mechanism; one not in `MECHANISMS` gets its colour with the next free marker."""
     styles: dict[str, tuple[str, Any]] = {name: MECHANISMS[name] for name in names & MECHANISMS.keys()}
     for name in sorted(names - MECHANISMS.keys()):
         first = zlib.crc32(name.encode())
