@@ -148,7 +148,7 @@ def task_is(data: pd.DataFrame) -> dict[tuple[str, int], str]:
     return {key: one.word for key, one in diagnoses(data).items()}
 
 
-def paired(frame: pd.DataFrame) -> pd.DataFrame:
+def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism against the best negative control and against softmax: differences of test losses, and verdicts.
 
     Below 0 nats the mechanism is better. `p` is corrected over the comparisons of a task and length (Holm). If the task
@@ -176,7 +176,7 @@ def with_disturbances(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, object]]:
-    """The rows of `paired` for one task and length (`key`)."""
+    """The rows of `control_comparisons` for one task and length (`key`)."""
     found, by_series = diagnose(rows), losses(rows)
     anchors = [name for name in (found.negative, found.positive) if name]
     pairs = [(name, anchor) for anchor in anchors for name in by_series if name != anchor]

@@ -99,7 +99,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "skeinformer_table2": costs.largest_batches,
     "lra_protocols": arena.protocols,
     "thesis_losses": trained.thesis,
-    "paired": controls.paired,
+    "paired": controls.control_comparisons,
     "settings": settings.table,
     "attribution": attribution.table,
     "equal_quality": equal_quality.table,
