@@ -43,7 +43,7 @@ class Diagnosis:
         return DIAGNOSTIC if self.is_diagnostic else BLIND
 
 
-def errors(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
+def error_rates(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
     """For classification: error rates per unit, in the form of `losses`.
 
     Every series has the same number of units; a unit without examples gets the run's mean error rate.
@@ -79,7 +79,7 @@ def compared(first: dict[int, Array], second: dict[int, Array]) -> Difference | 
 def diagnose(rows: pd.DataFrame) -> Diagnosis:
     """The diagnosis of one task and length."""
     of_classes = bool((rows["metric"] == ACCURACY).any())
-    by_series = errors(rows) if of_classes else losses(rows)
+    by_series = error_rates(rows) if of_classes else losses(rows)
     kinds = rows.drop_duplicates("series").set_index("series")
     exact = kinds["exact"] & (kinds["function"] == "softmax")
     positive = _lowest([name for name in by_series if exact[name]], by_series)

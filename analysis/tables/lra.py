@@ -44,7 +44,7 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
 def _of_panel(key: tuple[str, int], rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """One row for each series of a task and length."""
     word, quiet = controls.diagnose(rows).word, timed(rows)
-    values = {name: mean_error(of) for name, of in controls.errors(rows).items()}
+    values = {name: mean_error(of) for name, of in controls.error_rates(rows).items()}
     ranks = pd.Series({name: one.value for name, one in values.items()}).rank(method="min")
     for name, one in values.items():
         own, speed = rows[rows["series"] == name], quiet.loc[quiet["series"] == name, "value"]
@@ -127,7 +127,7 @@ def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str,
     usual = cells["options"].value_counts().idxmax()
     newest = cells.sort_values("ended").drop_duplicates(["options", "attention", "seed"], keep="last")
     by_protocol = {
-        text: controls.errors(rows.assign(series=rows["attention"])) for text, rows in newest.groupby("options")
+        text: controls.error_rates(rows.assign(series=rows["attention"])) for text, rows in newest.groupby("options")
     }
     softmax = next((name for name in ("flash", "softmax") if name in by_protocol[usual]), "")
     for text, by_name in by_protocol.items():
