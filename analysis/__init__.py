@@ -54,7 +54,7 @@ def figures(
         The files written; empty without records. A figure that cannot be drawn only gives a warning on stderr.
 
     Raises:
-        ConfigError: the folder is somebody else's.
+        ConfigError: the folder has files that the suite did not write.
         OSError: the records cannot be read.
     """
     from analysis.registry import FIGURES, claimed, draw  # matplotlib and seaborn take seconds

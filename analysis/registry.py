@@ -150,7 +150,7 @@ def claimed(results: Path, out: Path | None, kind: str, entries: Collection[str]
     """The folder for figures or tables (`out`, else `results`/`kind`), created and marked as the suite's.
 
     Raises:
-        ConfigError: it is somebody else's; the message begins with the one of the two `settings` that named the folder.
+        ConfigError: it has files that the suite did not write; the message begins with the setting that named it.
     """
     if out is None:
         own.claim(results, own.RESULTS, settings[0])

@@ -54,22 +54,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 INTRODUCTION = f"""\
 # Mechanisms in models
 
-Made by `make models`: every mechanism that runs on a CPU in small models of transformers with random weights, float32.
-`ok` is shown, not assumed; what a mechanism does not support it refuses, in the words below the tables.
+Made by `make models`, which tries every mechanism that runs on a CPU in small models of transformers with random
+weights, in float32. `ok` is the outcome of a trial; the reasons of refusals are below the tables.
 
-- *forward*: finite; in a causal model no output changes with a later token; `softmax` and `flash` are eager attention
-  to 1e-5.
-- *left*, *right*: {PADDED} of {LENGTH} tokens are padding, on that side, in one of two sequences: what stands there
-  changes no output of a token.
-- *backward*: finite gradients, some of the embeddings. *checkpointing*: the same gradients with activation checkpoints.
-- *dropout*: with attention dropout in the config, in training: other gradients than without, the same with activation
-  checkpoints.
-- *autocast*: finite under `torch.autocast` to bfloat16.
-- *saved*: attached, saved and loaded, the model answers the same. *saved (config)*: the same where it was chosen by
-  `attn_implementation` alone.
-- *generate*: {NEW} tokens after a padded batch are the same with a cache as without.
-- *compile*: `torch.compile(fullgraph=True)` sees the whole model as one graph (traced, run without a code generator).
-  Compiled code looks into no mask, so that a mechanism gets one of tokens only, too.
+- *forward*: outputs are finite; in a causal model no output changes with a later token; `softmax` and `flash` equal
+  eager attention to 1e-5.
+- *left*, *right*: {PADDED} of {LENGTH} tokens of one of two sequences are padding on that side; their values change no
+  output of a token.
+- *backward*: gradients are finite, and embeddings get some. *checkpointing*: the same with activation checkpoints.
+- *dropout*: in training, attention dropout of the config changes gradients, and activation checkpoints give the same
+  ones.
+- *autocast*: outputs are finite under `torch.autocast` to bfloat16.
+- *saved*: a model with an attached mechanism gives the same outputs after saving and loading. *saved (config)*: the
+  same if the mechanism was chosen by `attn_implementation` alone.
+- *generate*: {NEW} tokens after a padded batch are the same with and without a cache.
+- *compile*: `torch.compile(fullgraph=True)` makes one graph of the whole model (traced, run without a code generator).
+  Compiled code cannot look into a mask, so a mechanism gets a mask even if it hides nothing.
 """
 
 

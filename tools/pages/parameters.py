@@ -22,10 +22,10 @@ INTRODUCTION = """\
 # Parameters of the models
 
 Made by `make docs` from `conf/model/`, `conf/attention/` and `bench/published/model_sizes.toml`; the tests
-check it. Transformer++ with a vocabulary of {vocabulary:,}, the token embedding counted once, since logits use it
-too. The papers say "gated linear units with an expansion factor of 4": what their sizes fit is a unit that has as many
-parameters as an ungated layer of that factor, `(8 d // 3) // 8 * 8` wide, as in the official code; four times d would
-be 138, 436 and 985 M. The papers print whole millions.
+check it. The models are Transformer++ with a vocabulary of {vocabulary:,}; the token embedding is counted once, since
+the logits use it too. The papers say "gated linear units with an expansion factor of 4". Their sizes fit a gated unit
+with as many parameters as an ungated layer of that factor, `(8 d // 3) // 8 * 8` wide, as in the official code; a width
+of four times d would give 138, 436 and 985 M. The papers print whole millions.
 """
 
 

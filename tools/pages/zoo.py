@@ -17,9 +17,9 @@ INTRODUCTION = """\
 # The zoo
 
 Made by `make docs` from the registry, `conf/attention/` and `bench/published/papers.py`; the tests check it.
-What a mechanism does not support it refuses. *Causal* `approx.`: no query attends to the future, but which keys of
-the past it attends to depends on it. *Decode*: it has `init_state`, `prefill` and `step`. *Parameters*: the trainable
-ones of one layer, with the defaults, at 12 heads of 64 and 1024 positions.
+A mechanism raises an error for what it does not support. *Causal* `approx.`: no query attends to later keys, but later
+tokens change which earlier keys it attends to. *Decode*: it has `init_state`, `prefill` and `step`. *Parameters*: the
+number of trainable parameters of one layer with the defaults, at 12 heads of 64 and 1024 positions.
 """
 
 
