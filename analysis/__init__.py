@@ -21,18 +21,18 @@ if _bench is not None and not _bench.submodule_search_locations:
 
 
 def load(results_dir: str | Path, *, wide: bool = False) -> pd.DataFrame:
-    """The records of a folder as a pandas frame, the newest finished one of each cell.
+    """Load a folder's records into a pandas frame: the newest finished record of each cell.
 
     For example `load("runs", wide=True).plot.scatter("seq_len", "latency forward (ms)")`.
 
     Args:
         results_dir: folder of the records.
-        wide: one row for each mechanism and condition and one column for each number, as people read it, with its unit:
-            `peak_memory forward (MiB)`. Else one row for each number, in `value` and `unit`, with its interval, its
-            samples (`raw`) and all conditions: `analysis.frame.COLUMNS` says what every column is.
+        wide: True gives one row per mechanism and condition and one column per metric in a readable unit, such as
+            `peak_memory forward (MiB)`. False gives one row per metric, in `value` and `unit`, with its interval, its
+            samples (`raw`) and all conditions; `analysis.frame.COLUMNS` explains every column.
 
     Raises:
-        MissingRecords: there are none.
+        MissingRecords: the folder has no records.
         OSError: the folder cannot be read.
     """
     from analysis import frame  # pandas takes a second
@@ -47,14 +47,14 @@ def figures(
 
     Args:
         results_dir: folder of the records.
-        out_dir: where the figures go; None is `results_dir/figures`.
-        cell_ids: draw from these cells only.
+        out_dir: folder for the figures; None means `results_dir/figures`.
+        cell_ids: use only the records of these cells.
 
     Returns:
-        The files written; none where there are no records. A figure that cannot be drawn is a warning on stderr.
+        The files written; empty without records. A figure that cannot be drawn only gives a warning on stderr.
 
     Raises:
-        ConfigError: the folder is somebody else's.
+        ConfigError: the folder has files that the suite did not write.
         OSError: the records cannot be read.
     """
     from analysis.registry import FIGURES, claimed, draw  # matplotlib and seaborn take seconds
@@ -64,7 +64,7 @@ def figures(
 
 
 def draw(results_dir: Path, folder: Path, cell_ids: Collection[str]) -> list[Path]:
-    """As `figures`, of a sweep, into its own folder in the results."""
+    """Write the figures of a sweep's cells into its own folder of the results; otherwise like `figures`."""
     from analysis import registry
 
     return registry.draw(results_dir, cell_ids, lambda: folder)

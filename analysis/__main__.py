@@ -1,4 +1,4 @@
-"""`python -m analysis answer|figures|tables|table|list`: what the records under --results say."""
+"""`python -m analysis answer|figures|tables|table|list`: answers, figures and tables from the records of --results."""
 
 import signal
 
@@ -33,10 +33,10 @@ ANSWER = "answer"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit status.
+    """Run one command and return the exit status.
 
-    0 if it did what was asked, and that is where nothing in particular was asked: something. 1 if the records do not
-    suffice or it could not be made or written, 2 for wrong usage.
+    0 if it wrote what was asked for, or at least one figure or table if all were asked for. 1 if records are missing or
+    nothing could be made or written, 2 for wrong usage.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -91,7 +91,7 @@ def _parser() -> Parser:
 
 
 def _some_of(formats: list[str]) -> Callable[[str], tuple[str, ...]]:
-    """The type of an option whose value is some of the formats, separated by commas."""
+    """An argparse type: some of the formats, separated by commas."""
 
     def some(text: str) -> tuple[str, ...]:
         names = tuple(text.split(","))
@@ -132,7 +132,7 @@ def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     def save(table: pd.DataFrame, out: Path, name: str) -> list[Path]:
-        """In the order of the mechanisms chosen, each by the name that the page has for it."""
+        """Save a table with its rows in the order of --mechanisms and with names in the style of --names."""
         if "attention" in table and options.mechanisms:
             places = table["attention"].map(lambda label: position(label, options.mechanisms))
             table = table.loc[places.sort_values(kind="stable").index]
@@ -176,7 +176,7 @@ def _write(
 
 @contextmanager
 def _log_on_stderr() -> Iterator[None]:
-    """What figures and tables leave out is said on stderr."""
+    """Print the log of the package (what figures and tables leave out) on stderr."""
     log, handler = logging.getLogger("analysis"), logging.StreamHandler(sys.stderr)
     level = log.level
     log.addHandler(handler)
@@ -196,7 +196,7 @@ def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
         print("Crossovers:", "none" if crossovers.empty else f"\n\n{formats.markdown(crossovers)}")
     if path := options.csv:
         content = frame.drop(columns="raw").to_csv(index=False).encode()
-        # Over nothing but what was written there before.
+        # Overwrite only a table that this command wrote.
         header = content[: content.index(b"\n") + 1]
         if os.path.lexists(path) and not (is_file(path) and path.read_bytes().startswith(header)):
             raise ConfigError(f"--csv={str(path)!r}: is no table of cells, and stays as it is; must be a new name")
@@ -205,7 +205,7 @@ def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    # A figure and a table may have one name.
+    # A figure and a table may have the same name.
     kinds: tuple[dict[str, Callable[[pd.DataFrame], Any]], ...] = ({**FIGURES}, {**TABLES})
     for entries in kinds:
         for name, state in made(frame, entries, lambda name, one: "ready"):
@@ -215,5 +215,5 @@ def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads the output may have had enough of it
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly if the reader of a pipe, such as head, has closed it
     sys.exit(signals.run(main))

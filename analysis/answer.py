@@ -1,6 +1,6 @@
-"""Which attention should I use, from which length on, and what does it cost me: a table, and sentences that say it.
+"""Which attention should I use, from which length on, and at what cost? As a table and as sentences.
 
-One baseline throughout: the best exact softmax that was measured in the same rounds, any kernel and dtype.
+The baseline is always the best exact softmax that was measured in the same rounds, in any kernel and dtype.
 """
 
 import math
@@ -13,43 +13,43 @@ from analysis.plots import crossover
 from analysis.selection import MissingRecords, exact_softmax, mask, newest, unless_quiet
 
 CLEARLY = 0.9
-"""Of softmax's memory: what a page of the allocator more or less does not make."""
+"""Of softmax's memory: ratios above this may come from the allocator's page size."""
 UNKNOWN = "–"
 AVERAGING = "v_mean"
-"""What an approximation has to be nearer to softmax than: the mean of all values."""
+"""The mean of all values: an approximation is useful only if its error is smaller."""
 
 
 class Answer(NamedTuple):
-    """What is known of one mechanism under one mask; NaN and None where nothing was measured."""
+    """The results of one mechanism under one mask; NaN or None where nothing was measured."""
 
     attention: str
     causal: bool
     from_n: float
-    """The length from which the forward pass is faster for good, the far end of its interval; inf where it is not."""
+    """The length from which the forward pass stays faster (upper end of its interval); inf if it never does."""
     is_first: bool
-    """Whether `from_n` is the shortest length measured, so that it may be faster below, too."""
+    """Whether `from_n` is the shortest length measured: the mechanism may be faster at shorter ones, too."""
     n: int
-    """The longest length at which it was compared, and what the speeds are of."""
+    """The longest length at which it was compared; `forward` is measured there."""
     forward: tuple[float, float, float] | None
-    """Times as fast as the baseline in the same rounds, with its 95 % interval."""
+    """How many times as fast as the baseline in the same rounds: median, and the ends of the 95 % interval."""
     training_n: float
     training: tuple[float, float, float] | None
-    """The same of forward and backward pass."""
+    """The same for forward and backward pass together, at `training_n`."""
     memory_n: float
     memory: float
-    """Peak bytes of a forward pass at `memory_n`, over those of the exact softmax that needs least."""
+    """Peak bytes of a forward pass at `memory_n`, divided by those of the exact softmax that needs least."""
     training_memory: float
     error_n: float
     error: tuple[float, float, float] | None
-    """Relative to exact softmax, of a trained model's inputs of length `error_n`."""
+    """Error relative to exact softmax on a trained model's inputs of length `error_n`, with its interval."""
     averaging: tuple[float, float, float] | None
-    """The error of averaging the values, of the same inputs."""
+    """The error of averaging the values, on the same inputs."""
     disturbed: str | None
-    """What disturbed the machine while it was compared."""
+    """What disturbed the machine while the mechanism was compared."""
 
 
 def answers(frame: pd.DataFrame) -> list[Answer]:
-    """Of each mechanism that was compared with an exact softmax in interleaved rounds (bench=compare), in float32."""
+    """One answer per mechanism that was compared with exact softmax in interleaved rounds (bench=compare, float32)."""
     speeds, softmax = crossover.table(frame), set(frame.loc[exact_softmax(frame), "attention"])
     speeds = speeds[(speeds["dtype"] == "float32") & ~speeds["attention"].isin(softmax)]
     if speeds.empty:
@@ -93,19 +93,19 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """From which length on each mechanism is faster than the best exact softmax, how much, at what memory and error.
+    """From which length on each mechanism is faster than the best exact softmax, by how much, at what memory and error.
 
-    `from n`: from this length on the forward pass is faster for good (the far end of the 95 % interval, rounded up to
-    two digits). `forward` and `training`: times as fast as the best exact softmax in the same rounds, with 95 %
-    intervals, at `n`. `memory`: peak bytes over those of the exact softmax that needs least. `error`: of a trained
-    model's inputs, relative to exact softmax, beside that of averaging the values; polynomial and linear attention
-    approximate no softmax.
+    `from n`: from this length on the forward pass stays faster (upper end of the 95 % interval, rounded up to two
+    digits). `forward` and `training`: how many times as fast as the best exact softmax in the same rounds, with 95 %
+    intervals, at `n`. `memory`: peak bytes, divided by those of the exact softmax that needs least. `error`: on a
+    trained model's inputs, relative to exact softmax; `of averaging` is the same for the mean of the values.
+    Polynomial and linear attention do not approximate softmax.
     """
     return unless_quiet(lines(answers(frame)))
 
 
 def lines(found: list[Answer]) -> pd.DataFrame:
-    """The rows of `table`, with what disturbed them and without columns that nothing was measured for."""
+    """The rows of `table` with the column `disturbed`, without the columns that have no measurement."""
     rows = [
         {
             "attention": one.attention,
@@ -132,7 +132,7 @@ def at_length(n: float, usual: float) -> str:
 
 
 def sentences(found: list[Answer]) -> list[str]:
-    """What follows, for each mask that was measured: when to keep softmax, what else to use, and for what."""
+    """Advice for each mask that was measured: when to keep softmax, and which other mechanism to use for what."""
     masks = {"With a causal mask": True, "Without a mask": False}
     own = {words: [one for one in found if one.causal == causal] for words, causal in masks.items()}
     return [" ".join(_of_mask(those, words)) for words, those in own.items() if those]
@@ -200,9 +200,9 @@ def _numbers(row: pd.Series) -> tuple[float, float, float]:
 
 
 def _from(rows: pd.DataFrame) -> tuple[float, bool]:
-    """The far end of the length from which a mechanism is ahead, and whether it is so at all lengths.
+    """The length from which a mechanism is faster (upper end of the interval), and whether it is faster at all lengths.
 
-    Without a crossing, as after a tie, it is the first measured length from which all say so.
+    Without a crossover, for example after a tie, it is the first measured length from which all verdicts are `faster`.
     """
     if np.isfinite(rows["from_seq_len"].iloc[0]):
         return float(rows["from_high"].iloc[0]), False
@@ -211,7 +211,7 @@ def _from(rows: pd.DataFrame) -> tuple[float, bool]:
 
 
 def _memory(frame: pd.DataFrame, name: str, causal: bool, n: int, measured_pass: str) -> tuple[float, float]:
-    """The longest length up to n, and what it needs there over the exact softmax that needs least."""
+    """The longest length up to n, and there the peak memory over that of the exact softmax that needs least."""
     rows = frame[(frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)]
     rows = rows[(rows["causal"] == causal) & (rows["seq_len"] <= n) & (rows["dtype"] == "float32")]
     rows = newest(rows, ["attention", "seq_len", "batch_size", "num_heads", "head_dim", "features"])
@@ -225,7 +225,7 @@ def _memory(frame: pd.DataFrame, name: str, causal: bool, n: int, measured_pass:
 def _errors(
     frame: pd.DataFrame, name: str, causal: bool
 ) -> tuple[float, tuple[float, float, float], tuple[float, float, float]] | None:
-    """The longest length with its error on a trained model's inputs, this error with most features, and averaging's."""
+    """The longest length, and there the errors of the mechanism (most features) and of averaging on a trained model."""
     rows = frame[(frame["bench"] == "spectral_norm") & (frame["metric"] == "relative") & (frame["causal"] == causal)]
     rows = rows[(rows["inputs"] == "pretrained") & (rows["weights"] != "initialised") & rows["low"].notna()]
     shape = ["seq_len", "batch_size", "input_settings", "device_name"]
@@ -246,7 +246,7 @@ def said_length(one: Answer) -> str:
 
 
 def _rounded(length: float) -> int:
-    """Up, to two digits."""
+    """The length, rounded up to two significant digits."""
     unit = 10 ** max(0, math.floor(math.log10(length)) - 1)
     return math.ceil(length / unit) * unit
 

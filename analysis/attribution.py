@@ -1,8 +1,8 @@
-"""What each branch of a hybrid is worth: its loss without the branch, less its loss.
+"""What each branch of a hybrid (window and sketch) is worth: the loss without the branch minus the hybrid's loss.
 
-In two ways. A trained model is tested without the weights of a branch, nothing retrained (`bench.measures.train`): what
-it owes to the branch as it is. And the other branch is trained alone, with the same norms, scale and bias: what the
-branch earns that the other could not have learned instead.
+It is measured in two ways. First, the trained model is tested without a branch's attention weights and not retrained
+(`bench.measures.train`): how much this model depends on the branch. Second, the other branch is trained alone, with the
+same norms, scale and bias: how much the branch adds that the other could not have learned instead.
 """
 
 import json
@@ -18,48 +18,48 @@ from analysis.selection import MissingRecords, unless_quiet
 from analysis.training import panels, trained_cells
 
 BRANCHES = {"window": "sketch", "sketch": "window"}
-"""Of a hybrid, and the other of each."""
+"""The branches of a hybrid, each with the other one."""
 REMOVED, NUMERATOR, ALONE = "removed", "removed from the sum over values only", "the other trained alone"
 EARNS = {WORSE: "earns", EQUIVALENT: "earns nothing", UNDECIDED: "undecided"}
-"""What a branch does, by the verdict on the hybrid without it; where that is better, it costs."""
+"""Verdict on the hybrid without the branch -> word for the branch; if the hybrid is better without it, it `costs`."""
 NEEDS = "needs bench=train of a hybrid with losses by unit, without its branches too, and two seeds or more"
 
 
 @dataclass(frozen=True)
 class Worth:
-    """What one branch of one hybrid is worth, in one way."""
+    """What one branch of one hybrid is worth, measured in one way (`how`)."""
 
     branch: str
     how: str
     against: str
-    """The series that was trained alone; the hybrid's own where nothing was."""
+    """The series of the branch that was trained alone; the hybrid's series if the branch was removed."""
     loss: float
-    """Without the branch: the mean over seeds and units."""
+    """Loss without the branch in nats, the mean over seeds and units."""
     difference: Difference
-    """To the whole; above 0 the branch earns."""
+    """`loss` minus the whole hybrid's; above 0 the branch earns."""
     word: str
     """`earns`, `earns nothing`, `costs` or `undecided`."""
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """What the branches of a hybrid of one task and length are worth."""
+    """What the branches of a hybrid are worth, on one task and length."""
 
     kind: str
     n: int
     hybrid: str
     loss: float
-    """The mean over seeds and units, in nats."""
+    """The hybrid's loss in nats, the mean over seeds and units."""
     parts: tuple[Worth, ...]
 
     def of(self, branch: str) -> Worth | None:
-        """What decides: how much the hybrid gains over the other branch trained alone, or else over its removal."""
+        """The comparison that decides: with the other branch trained alone, else with this branch removed."""
         own = {one.how: one for one in self.parts if one.branch == branch}
         return own.get(ALONE) or own.get(REMOVED)
 
     @property
     def owner(self) -> str:
-        """Whose work the loss is: `window`, `sketch`, `both`, `neither` or `undecided`."""
+        """Which branch earns the loss: `window`, `sketch`, `both`, `neither` or `undecided`."""
         words = {branch: one.word for branch in BRANCHES if (one := self.of(branch))}
         if len(words) < len(BRANCHES) or UNDECIDED in words.values():
             return UNDECIDED
@@ -70,7 +70,7 @@ class Attribution:
     def sentence(self) -> str:
         """`the window earns 0.41 [0.40, 0.42], the sketch 0.00 [-0.01, 0.01]`, in nats.
 
-        A branch without the other trained alone says `by removal`: what a model depends on is not what it gains.
+        `by removal` marks a branch for which the other was not trained alone: dependence on a branch is not its gain.
         """
         said: list[str] = []
         for branch in BRANCHES:
@@ -83,16 +83,16 @@ class Attribution:
 
 
 def attributions(data: pd.DataFrame) -> list[Attribution]:
-    """Of every hybrid among trained cells (`analysis.training.trained_cells`) whose branches were removed."""
+    """All hybrids that were tested without a branch; `data` comes from `analysis.training.trained_cells`."""
     return [one for (kind, n), rows in panels(data) for one in _of_panel(rows, kind, n)]
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What each branch of a hybrid is worth: its loss without the branch less its loss, and whose work that loss is.
+    """What each branch of a hybrid is worth: the loss without it minus the hybrid's, and which branch earns the loss.
 
-    Above 0 nats the branch earns. `how`: `removed` from the trained model, from numerator and denominator, nothing
-    retrained; removed from the sum over values only; or the other branch trained alone (`against`), which decides where
-    it is there. Verdicts are corrected over the branches of a hybrid (Holm).
+    Above 0 nats the branch earns. `how`: `removed` from numerator and denominator of the trained model, which is not
+    retrained; removed from the sum over values only; or the other branch trained alone (`against`), which decides if it
+    was measured. Verdicts are corrected over the branches of a hybrid (Holm).
     """
     data, _ = trained_cells(frame)
     found = attributions(data)
@@ -126,7 +126,7 @@ def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
             parts += alone[:1] if parts else []
         pairs = [(part, compared(part[-1], whole[name])) for part in parts]
         both = [(part, one) for part, one in pairs if one is not None]
-        # Each way asks the same of the same branches again: a family is the branches of one way.
+        # Every `how` tests the same branches again, so a family of comparisons is the branches of one `how`.
         ps = {
             how: iter(corrected([one.p for part, one in both if part[1] == how])) for how in (REMOVED, NUMERATOR, ALONE)
         }
@@ -151,12 +151,12 @@ def _without(rows: pd.DataFrame, name: str) -> Iterator[tuple[str, str, str, dic
 
 
 def _is_branch(known: pd.DataFrame, series: str, hybrid: str, branch: str) -> bool:
-    """Whether a series is the branch of a hybrid and nothing else, of a model of as many layers."""
+    """Whether a series is exactly this branch of the hybrid, in a model with as many layers."""
     own, whole = (json.loads(known["hyperparameters"][name]) for name in (series, hybrid))
     if known["layers"][series] != known["layers"][hybrid]:
         return False
     if branch == "sketch":
-        apart = ("local", "block_size")  # without a window the block is no part of the function
+        apart = ("local", "block_size")  # without a window, block_size does not change the output
         return (
             known["mechanism"][series] == known["mechanism"][hybrid] == "polysketch"
             and not own.get("local")

@@ -1,8 +1,8 @@
-"""Whether a task can tell mechanisms apart, by its controls, and how they compare with these.
+"""Controls: whether a task can tell mechanisms apart, and how each mechanism compares with the controls.
 
-A task on which a model learns no more from the whole context than from a window, or from no other token, ranks nobody.
-Its positive control is exact softmax, its negative ones are the mechanisms that say they are controls (`local`,
-`identity`, `v_mean`), and models without attention. Where answers are classes, accuracies are compared; else losses.
+If a model learns no more from the whole context than from a window, or from each token alone, nothing is ranked. The
+positive control is exact softmax. Negative controls are the mechanisms registered as controls (`local`, `identity`,
+`v_mean`) and models without attention. Classification is compared by accuracy, every other task by loss.
 """
 
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ from analysis.training import panels, trained_cells
 BY_UNIT = "loss_by_unit"
 ACCURACY = "accuracy"
 POINTS = 0.02
-"""Of accuracy: a control that may be no more than that behind softmax shows that a task of classes is blind."""
+"""Share of examples: a classification task is diagnostic if softmax is more accurate than each control by more."""
 DIAGNOSTIC, BLIND = "diagnostic", "not diagnostic here"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the controls of a task and a length say.
+    """Whether the controls show that a task at a length can tell mechanisms apart.
 
     Attributes:
-        is_diagnostic: the positive control is better than every negative one, of classes by more than `POINTS`.
+        is_diagnostic: the positive control beats every negative one; in classification by more than `POINTS`.
         sentence: why, with the smallest difference and its interval.
-        positive: the series of the positive control; None where there is none.
-        negative: the series of the negative control with the lowest loss; None where there is none.
+        positive: the series of the positive control with the lowest loss; None if there is none.
+        negative: the series of the negative control with the lowest loss; None if there is none.
     """
 
     is_diagnostic: bool
@@ -43,8 +43,11 @@ class Diagnosis:
         return DIAGNOSTIC if self.is_diagnostic else BLIND
 
 
-def errors(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
-    """As `losses`, of classes: shares of wrong answers, as many units for each; one that has no examples is as all."""
+def error_rates(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
+    """For classification: error rates per unit, in the form of `losses`.
+
+    Every series has the same number of units; a unit without examples gets the run's mean error rate.
+    """
     found = losses(rows, ACCURACY)
     units = max((len(each) for of in found.values() for each in of.values()), default=0)
     return {
@@ -56,7 +59,7 @@ def errors(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
 
 
 def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Array]]:
-    """Of one task and length: for each series and seed the test losses by unit of replication, or another metric."""
+    """Test losses (or another metric) per unit of replication, by series and seed, of one task and length."""
     found = rows[rows["metric"] == metric]
     return {
         str(name): dict(zip(of_series["seed"].astype(int), of_series["raw"], strict=True))
@@ -65,7 +68,7 @@ def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Arr
 
 
 def compared(first: dict[int, Array], second: dict[int, Array]) -> Difference | None:
-    """Over the seeds and units that both have; None where these are fewer than two."""
+    """The difference over the seeds and units that both series have; None if either number is below two."""
     seeds = sorted(first.keys() & second.keys())
     units = min((len(of[seed]) for of in (first, second) for seed in seeds), default=0)
     if len(seeds) < 2 or units < 2:
@@ -76,7 +79,7 @@ def compared(first: dict[int, Array], second: dict[int, Array]) -> Difference | 
 def diagnose(rows: pd.DataFrame) -> Diagnosis:
     """The diagnosis of one task and length."""
     of_classes = bool((rows["metric"] == ACCURACY).any())
-    by_series = errors(rows) if of_classes else losses(rows)
+    by_series = error_rates(rows) if of_classes else losses(rows)
     kinds = rows.drop_duplicates("series").set_index("series")
     exact = kinds["exact"] & (kinds["function"] == "softmax")
     positive = _lowest([name for name in by_series if exact[name]], by_series)
@@ -104,10 +107,7 @@ def _lowest(names: list[str], by_series: dict[str, dict[int, Array]]) -> str | N
 
 
 def said(one: Difference, of_classes: bool = False) -> str:
-    """A difference in words: `-0.051 nats, 95 % interval -0.060 to -0.042 over 5 seeds and 32 units`.
-
-    Of classes it is that of the accuracies, in points.
-    """
+    """`-0.051 nats, 95 % interval -0.060 to -0.042 over 5 seeds and 32 units`; classification: points of accuracy."""
     ends, over = one.interval(LEVEL), f"over {one.seeds} seeds and {one.units} units"
     if of_classes:
         low, high = sorted(-100 * end for end in ends)
@@ -116,12 +116,12 @@ def said(one: Difference, of_classes: bool = False) -> str:
 
 
 def diagnoses(data: pd.DataFrame) -> dict[tuple[str, int], Diagnosis]:
-    """Of each task and length of trained cells (`analysis.training.trained_cells`)."""
+    """The diagnosis of each task and length; `data` comes from `analysis.training.trained_cells`."""
     return {key: diagnose(rows) for key, rows in panels(data)}
 
 
 def notes(data: pd.DataFrame) -> list[str]:
-    """What a caption says before anything of it is read as a ranking: a sentence for each word, reasons named once."""
+    """Caption sentences that say which panels are diagnostic and which are not; a shared reason is named once."""
     found = diagnoses(data)
     by_reason: dict[tuple[str, str], dict[str, list[int]]] = {}
     for (kind, n), one in found.items():
@@ -144,16 +144,16 @@ def _panels(tasks: dict[str, list[int]], is_all: bool) -> str:
 
 
 def task_is(data: pd.DataFrame) -> dict[tuple[str, int], str]:
-    """For a table: the word of each task and length."""
+    """`diagnostic` or `not diagnostic here` for each task and length, as a column of a table."""
     return {key: one.word for key, one in diagnoses(data).items()}
 
 
-def paired(frame: pd.DataFrame) -> pd.DataFrame:
+def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism against the best negative control and against softmax: differences of test losses, and verdicts.
 
-    Below 0 nats the mechanism is better. `p` is corrected over the comparisons of a task and length (Holm). Where the
-    task is not diagnostic nobody is ranked. `seeds needed` would decide what is undecided, in so many `hours needed` of
-    training both; without a number more seeds alone would not.
+    Below 0 nats the mechanism is better. `p` is corrected over the comparisons of a task and length (Holm). If the task
+    is not diagnostic, nothing is ranked. `seeds needed` would settle an undecided comparison, `hours needed` is the
+    time to train both; empty if more seeds alone would not settle it.
     """
     data, _ = trained_cells(frame)
     tables = [with_disturbances(pd.DataFrame(comparisons(rows, key)), rows) for key, rows in panels(data)]
@@ -167,7 +167,7 @@ NEEDS = "needs bench=train of a mechanism and a control with losses by unit and 
 
 
 def with_disturbances(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """A table of one task and length with the column `disturbed`, of its columns `attention` and `against`."""
+    """Add the column `disturbed`: what disturbed `attention` or `against`; `rows` are of one task and length."""
     causes = {name: disturbance(own) for name, own in rows.groupby("series")}
     if table.empty:
         return table
@@ -176,7 +176,7 @@ def with_disturbances(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, object]]:
-    """The rows of `paired` of one task and length."""
+    """The rows of `control_comparisons` for one task and length (`key`)."""
     found, by_series = diagnose(rows), losses(rows)
     anchors = [name for name in (found.negative, found.positive) if name]
     pairs = [(name, anchor) for anchor in anchors for name in by_series if name != anchor]

@@ -1,4 +1,4 @@
-"""From which length on is a mechanism faster than softmax at a loss as good? From records alone."""
+"""From which length on is a mechanism faster than softmax at an equally good loss? Computed from records alone."""
 
 from typing import Any
 
@@ -13,26 +13,26 @@ from bench.records.statistics import ratio_interval
 UNKNOWN = "unknown"
 INTERLEAVED, APART = "interleaved", "minutes apart"
 NEEDS = "needs bench=train of softmax and another mechanism with losses by unit and two seeds or more"
-# What makes a step of training what it is, apart from the machine.
+# Columns that identify a training step, apart from the machine.
 STEP = ["mechanism", "hyperparameters", "impl", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "work"]
 _SPEED = ["speed", "speed low", "speed high", "step", "timed"]
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The shortest length at which a whole training step is faster than softmax's best, at a loss as good or better.
+    """The shortest length at which a whole training step is faster than the best softmax, at a loss as good or better.
 
-    `speed` is the time of the fastest exact softmax over the mechanism's, of the same model, task and batch, in the
-    same rounds where there are such (bench=compare_train_step), else of cells minutes apart (bench=train_step). The
-    difference is the loss less softmax's, paired; its verdict is corrected for all comparisons of the task. `equal
-    from`: `none up to n` where each length says no, `unknown` where records are missing, a difference is undecided, or
-    the task is not diagnostic.
+    `speed` is the step time of the fastest exact softmax divided by the mechanism's, for the same model, task and
+    batch: in the same rounds if measured (bench=compare_train_step), else from cells minutes apart (bench=train_step).
+    The difference is the loss minus softmax's, paired; its verdict is corrected for all comparisons of the task. `equal
+    from` is `none up to n` if the answer is no at every length, and `unknown` if records are missing, a difference is
+    undecided, or the task is not diagnostic.
     """
     data, _ = trained_cells(frame)
     return unless_quiet(lengths(frame, data).drop(columns=["kind", "series", "is equal"]))
 
 
 def lengths(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `table`, the `kind` and `series` of trained cells `data`, and `is equal`: True, False, or None."""
+    """The rows of `table`, with the columns `kind` and `series` of `data`, and `is equal` (True, False or None)."""
     speeds = _speeds(frame)
     parts = [_of_task(dict(own), speeds) for _, own in pd.Series(dict(panels(data))).groupby(level=0)]
     found = pd.concat([part for part in parts if len(part)] or [pd.DataFrame()], ignore_index=True)
@@ -42,7 +42,7 @@ def lengths(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFrame) -> pd.DataFrame:
-    """All lengths of a task, by the mechanism."""
+    """The rows of one task: for each mechanism, all lengths."""
     found = {key: diagnose(rows) for key, rows in by_length.items()}
     known = {key: losses(rows) for key, rows in by_length.items() if found[key].positive}
     names = sorted({name for own in known.values() for name in own})
@@ -73,7 +73,7 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
 
 
 def _is_equal(step: object, loss: object) -> bool | None:
-    """Whether faster and as good; one that says no is enough, and None where that cannot be known."""
+    """Whether a mechanism is faster and as good: False if either is known to be false, None if that is unknown."""
     is_faster = None if step is None else step == "faster"
     is_good = None if loss in (None, UNDECIDED, BLIND) else loss in (BETTER, EQUIVALENT)
     if False in (is_faster, is_good):
@@ -95,7 +95,7 @@ def _is_softmax(rows: pd.DataFrame) -> pd.Series:
 
 
 def _speed(own: pd.DataFrame, speeds: pd.DataFrame) -> dict[str, object]:
-    """Of one series and length, by what its step is made of."""
+    """The speed of one series at one length: the timed step that agrees in `STEP`."""
     found = own.head(1).merge(speeds, on=STEP, suffixes=("", "_of_step")) if len(own) else own
     if found.empty:
         return {**dict.fromkeys(_SPEED), "disturbed": disturbance(own)}
@@ -104,7 +104,7 @@ def _speed(own: pd.DataFrame, speeds: pd.DataFrame) -> dict[str, object]:
 
 
 def _speeds(frame: pd.DataFrame) -> pd.DataFrame:
-    """Each step over the best exact softmax's, by `STEP`: of the same rounds where there are such."""
+    """Speed of each step over the best exact softmax, one row per `STEP`; interleaved rounds are preferred."""
     steps = frame[frame["bench"].isin(("compare_train_step", "train_step")) & (frame["metric"] == "step_time")]
     if steps.empty:
         return pd.DataFrame(columns=[*STEP, *_SPEED, "disturbance"])
@@ -115,7 +115,7 @@ def _speeds(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _over_best(steps: pd.DataFrame, bench: str) -> pd.DataFrame:
-    """The best of the same rounds (a cell), or of cells of the same model, task and batch."""
+    """Speed over the fastest exact softmax of the same cell (train_step: of the same model, task and batch)."""
     is_apart = bench == "train_step"
     where = [name for name in STEP if name not in ("mechanism", "hyperparameters", "impl", "dtype")]
     steps = newest(steps, STEP) if is_apart else steps.sort_values("ended", ascending=False, kind="stable")

@@ -13,11 +13,11 @@ from bench.common.errors import bounded, in_cell
 from bench.records.disk import write_atomically
 
 LINES = 48
-"""Of text in one `tabular`: no higher than a page."""
+"""Most lines of text in one `tabular`, so that it fits on a page."""
 LONG = 24
-"""Characters of a text, above which it is set in lines."""
+"""Longest text in characters that is set in one line."""
 
-# Styler would escape some of these, and breaks no name.
+# pandas' Styler escapes only some of these, and does not break long names.
 _SIGNS = str.maketrans(
     {
         **{sign: rf"\{sign}" for sign in "&%$#{}"},
@@ -40,24 +40,24 @@ _HIGH = re.compile(r"(^|[_ ])(high|highest|largest|to)($|[_ ])")
 
 
 def number(value: object) -> str:
-    """A float with four significant digits and all digits before its point; other values as they are."""
+    """A float with four significant digits, or as an integer from 1000 on; other values unchanged."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """The table in GitHub's Markdown."""
+    """The table in GitHub Markdown."""
     cells = [[_cell(value) for value in row] for row in table.to_numpy(object)]
     rows = [list(table.columns), ["---"] * len(table.columns), *cells]
     return "\n".join(f"| {' | '.join(in_cell(cell) for cell in row)} |" for row in rows)
 
 
 def latex(table: pd.DataFrame) -> list[str]:
-    """The table with the packages array, booktabs and graphicx, each part for a `table*` of a paper in two columns.
+    """LaTeX for the `table*` of a two-column paper; needs the packages array, booktabs and graphicx.
 
-    What all rows share stands once, under the rows; an interval stands behind its number; what is still wider than the
-    text is made smaller. A table higher than a page is in several parts.
+    Values that all rows share are printed once, below the rows. An interval is printed after its number. A table wider
+    than the text is scaled down; one higher than a page is split into several parts.
     """
     numeric = [name for name in table if pd.api.types.is_numeric_dtype(table[name]) and table[name].dtype != bool]
     text = pd.DataFrame({name: table[name].astype(object).map(_cell) for name in table}, dtype=object)
@@ -74,7 +74,7 @@ FORMATS: dict[str, Callable[[pd.DataFrame], list[str]]] = {
     "csv": lambda table: [table.to_csv(index=False).removesuffix("\n")],
     "tex": latex,
 }
-"""Of files; CSV has every digit."""
+"""Formats of files and their writers; CSV has every digit."""
 DEFAULT = ("md", "csv")
 
 
@@ -85,9 +85,9 @@ def write(
     formats: Sequence[str] = DEFAULT,
     readable: Callable[[str, pd.DataFrame], str] | None = None,
 ) -> list[Path]:
-    """Write `name` in some of `FORMATS`, numbered where it is in several parts; returns the files.
+    """Write the table as `name` in some of `FORMATS`, numbered if it has several parts; returns the files.
 
-    Markdown is what `readable` makes of the name and the table, if it is there.
+    `readable`, if given, makes the Markdown from the name and the table.
     """
     contents = {}
     for suffix in formats:
@@ -99,7 +99,7 @@ def write(
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Write each content under its name, whole or not at all; the folder is made."""
+    """Write each content atomically to its name in the folder, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_atomically(folder / name, content)
@@ -111,7 +111,7 @@ def _cell(value: object) -> str:
 
 
 def with_intervals(table: pd.DataFrame) -> pd.DataFrame:
-    """Two columns of the ends of an interval in the one before them."""
+    """Merge the two columns with the ends of an interval into the column before them."""
     names = list(table)
     for value, low, high in zip(names, names[1:], names[2:], strict=False):
         if _LOW.search(str(low)) and _HIGH.search(str(high)) and not _LOW.search(str(value)):
@@ -122,7 +122,7 @@ def with_intervals(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _without_shared(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The table without the columns that say the same in every row, or nothing; and those that say something."""
+    """The table without columns that are equal in all rows; and the name and value of each that is not empty."""
     same = [name for name in list(table)[1:] if len(table) > 1 and table[name].nunique() == 1]
     return table.drop(columns=same), [f"{name} {table[name].iloc[0]}" for name in same if table[name].iloc[0]]
 
@@ -134,7 +134,7 @@ def _tabular(table: pd.DataFrame, numeric: Collection[Hashable]) -> str:
     columns = "".join(lines if widths[name] > LONG and side == "l" else side for name, side in sides.items())
 
     def head(name: str) -> str:
-        """In as many lines as keep it no wider than what stands below."""
+        """The header, broken into lines so that it is no wider than its column."""
         parts = textwrap.wrap(name.replace("_", " "), max(min(widths[name], LONG), 6), break_long_words=False)
         stacked = r"\\".join(map(_escaped, parts))
         return rf"\shortstack[{sides[name]}]{{{stacked}}}" if len(parts) > 1 else stacked

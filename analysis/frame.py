@@ -1,4 +1,4 @@
-"""Records -> one tidy DataFrame: one row per cell, metric and pass, with raw samples and their interval."""
+"""Records -> one tidy DataFrame: one row per cell, metric and pass, with raw samples and interval."""
 
 import json
 import sys
@@ -22,35 +22,35 @@ from bench.records.summary import Results, features, quantities, traits
 Row = dict[str, Any]
 
 COLUMNS = (
-    "bench",  # what was measured
-    "attention",  # the label: the mechanism as a paper's table names it
-    "place",  # its turn among those that were chosen, see `choose`; 0 where none were
+    "bench",  # name of the benchmark
+    "attention",  # label of the mechanism, as a paper's table names it
+    "place",  # position in the order given to `choose`; 0 without one
     "mechanism",
-    "function",  # that its output is or estimates: softmax, polynomial, or itself
-    "exact",  # whether it is that function, up to rounding
-    "control",  # whether it is what others are compared with: it sees a window, itself, or all alike
+    "function",  # the function that it computes or approximates: softmax, polynomial, or its own name
+    "exact",  # whether it computes that function exactly, up to rounding
+    "control",  # whether it is a negative control: it sees only a window, its own token, or the mean of all values
     "hyperparameters",  # JSON
-    "baseline",  # of a ratio: the label it is relative to
+    "baseline",  # for a ratio: the label of the denominator's mechanism
     "metric",
     "pass",  # forward, backward, forward_backward
-    "value",  # NaN for a cell that is not ok, and for a share that is beyond its ceiling
+    "value",  # NaN if the cell is not ok, or for a share of the peak above 100 % (data in caches)
     "low",
     "high",
-    "interval",  # what low and high are: "95%", "range" or "95% t", see `bench.records.metrics.Metric`
-    "over",  # of an interval: its unit of replication, such as "sequences" or "rounds"
-    "samples",  # how many
+    "interval",  # the kind of interval: "95%", "range" or "95% t", see `bench.records.metrics.Metric`
+    "over",  # the unit of replication of the interval, such as "sequences" or "rounds"
+    "samples",  # number of samples
     "unit",
-    "shown_unit",  # what people read: `value` times `factor`; missing for what no table prints
+    "shown_unit",  # the unit of `value` times `factor`, as tables print it; missing for metrics that no table prints
     "factor",
-    "verdict",  # of a ratio: faster, slower or tie; of a share of the ceiling: compute, memory, beyond either
-    "raw",  # the samples themselves: a numpy array, for a ratio the ratio of each round
+    "verdict",  # for a ratio: faster, slower or tie; for a share of the peak: compute, memory, or beyond either
+    "raw",  # the samples as a numpy array; for a ratio, the ratio of each round
     "status",
     "reason",
-    "disturbed",  # whether the machine was not quiet while a time was taken
-    "disturbance",  # by what: "other processes: 1.3 cores"; several are separated by semicolons
-    "busy",  # the share of the cell's time in which something else ran on its cores; missing where that is not known
-    "features",  # the papers' d: columns, rows, projection dimension, landmarks; missing where there is none
-    "sized_by",  # the hyperparameter that sets it
+    "disturbed",  # whether the machine was not quiet during the measurement
+    "disturbance",  # the cause, such as "other processes: 1.3 cores"; several are separated by semicolons
+    "busy",  # share of the cell's time in which other processes ran on its cores; missing if unknown
+    "features",  # the papers' size d: columns, rows, projection dimension, landmarks; missing if it has none
+    "sized_by",  # the hyperparameter that sets the size d
     "seq_len",
     "batch_size",
     "tokens",  # batch_size * seq_len
@@ -59,23 +59,23 @@ COLUMNS = (
     "dtype",
     "causal",
     "inputs",
-    "weights",  # of pretrained inputs: initialised or pretrained
+    "weights",  # for inputs from a pretrained model: initialised or pretrained
     "input_settings",  # JSON
-    "source",  # of what a model learned: the text that was really read, or "generated"
+    "source",  # training data: the text that was actually read, or "generated"
     "impl",
     "seed",
-    "settings",  # JSON: what else determines the measurement
+    "settings",  # JSON: all other settings that change the measurement
     "device",
     "device_name",
     "cpu_model",
     "cpu_count",
     "threads",
     "torch",
-    "duration_s",  # of the cell, from the start of its process to the end
-    "check_s",  # of these, in the correctness gate
-    "mechanisms",  # of the whole cell, separated by commas
-    "code",  # the hash of the sources that ran; of other mechanisms it is another one, whatever was changed
-    "commit",  # that they were of; missing where that is not known, or they were changed since
+    "duration_s",  # seconds from the start to the end of the cell's process
+    "check_s",  # seconds of these in the correctness gate
+    "mechanisms",  # all mechanisms of the cell, separated by commas
+    "code",  # hash of the sources that ran; comparable only between cells with the same mechanisms
+    "commit",  # git commit of the sources; missing if unknown, or if there were uncommitted changes
     "ended",
     "cell_id",
     "record_id",
@@ -83,15 +83,15 @@ COLUMNS = (
 )
 
 LATER = {"epsilon": 1e-8, "order": "shuffled", "pretrain_steps": 0, "checkpoint": "last", "patience": None}
-"""Settings of training that older records do not have, with what these were trained with."""
+"""Settings of training that older records lack, with the values that these were trained with."""
 
-# What a row of `widened` is of.
+# The columns that identify a row of `widened`.
 _CONDITIONS = (
     *("attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal", "features", "baseline"),
     *("inputs", "input_settings", "impl", "seed", "device_name", "hyperparameters", "settings"),
 )
 
-# Keys of a config that have columns of their own, or that do not change what is measured, only how well.
+# Keys of a config that have their own columns, or that change only how precisely something is measured.
 _NOT_SETTINGS = frozenset(COLUMNS) | {
     "grids",
     "label",
@@ -113,10 +113,10 @@ def __getattr__(name: str) -> Any:
 
 
 def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd.DataFrame:
-    """The standing record of every cell (or of those named) under `results_dir` as a tidy frame.
+    """The newest finished record of every cell (or of `cell_ids`) under `results_dir` as a tidy frame.
 
     Raises:
-        MissingRecords: there are none.
+        MissingRecords: there are no such records.
         OSError: the folder cannot be read.
     """
     standing = latest(Results(results_dir).load())
@@ -129,15 +129,15 @@ def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd
 
 
 def widened(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row for each mechanism and condition that varies, one column for each number with the unit that people read.
+    """One row for each mechanism and condition that varies, one column for each metric in a readable unit.
 
-    Where several cells differ in nothing else than their seed, each has a row.
+    Cells that differ only in their seed have a row each.
     """
     shown = frame[(frame["status"] == "ok") & frame["shown_unit"].notna()].copy()
     names = shown["metric"] + shown["pass"].map(lambda name: f" {name}" if isinstance(name, str) else "")
     shown["name"] = names + shown["shown_unit"].map(lambda unit: f" ({unit})" if unit else "")
     shown["shown"] = shown["value"] * shown["factor"]
-    # What a benchmark alone sets keeps no time from another's memory; a model and a task do.
+    # One row joins metrics of several benchmarks, whose own settings differ; models and tasks must agree.
     shown["settings"] = shown["settings"].map(_of_what_runs)
     conditions = [
         name for name in _CONDITIONS if shown[name].nunique(dropna=False) > 1 or name in ("attention", "seq_len")
@@ -151,10 +151,10 @@ def _of_what_runs(settings: str) -> str:
 
 
 def tidy(records: Iterable[Record]) -> pd.DataFrame:
-    """The columns of `COLUMNS`, one row per cell, metric and pass (and per candidate of a comparison).
+    """A frame with `COLUMNS`, one row per cell, metric and pass (and per candidate of a comparison).
 
-    A cell that is not ok has a row too, with its status, its reason and no metric. What the numbers are, the
-    `quantities` of each benchmark say; a record that they cannot read is named on stderr and left out.
+    A cell that is not ok has one row with its status and reason, without a metric. The `quantities` of each benchmark
+    turn its measurements into metrics; a record that they cannot read is reported on stderr and left out.
     """
     rows: list[Row] = []
     for record in records:
@@ -162,7 +162,7 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
             rows += list(_rows(record))
         except RecordError as error:
             print(f"skipped, {one_line(error)}", file=sys.stderr)
-        except Exception as error:  # what nobody thought of, in one record of many
+        except Exception as error:  # one malformed record must not lose the others
             print(f"skipped, {record.file_name}: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     numbers = {name: "float64" for name in ("value", "low", "high", "factor", "busy", "duration_s", "check_s")}
@@ -174,7 +174,7 @@ def _rows(record: Record) -> Iterator[Row]:
     config, against = record.config, record.config["bench"].get("against", ())
     common = _conditions(record)
     measured = [_of_quantity(quantity) for quantity in quantities(record)]
-    # A cell that says nothing has a row, and a comparison that does not one for each of its candidates.
+    # A cell without metrics has one row; a comparison without metrics has one for each candidate.
     silent = [{"attention": other["label"], "baseline": config["label"]} for other in against] or [{}]
     labelled = {each["label"]: _mechanism(record, each) for each in (config, *against)}
     for row in measured or silent:
@@ -182,16 +182,16 @@ def _rows(record: Record) -> Iterator[Row]:
 
 
 def _conditions(record: Record) -> Row:
-    """What all rows of a cell have in common."""
+    """The columns that are equal in all rows of a cell."""
     machine, bench, inputs = record.machine, record.config["bench"], dict(record.config["inputs"])
-    # GPUs of one model are alike.
+    # cuda:0 and cuda:1 are comparable; `device_name` tells models of GPUs apart.
     config = record.config | {"device": str(record.config.get("device")).partition(":")[0]}
     settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
     not_conditions = {"against", "name", *traits(record)["not_conditions"]}
     if isinstance(training := settings.get("training"), dict):
         settings["training"] = {k: v for k, v in training.items() if k not in LATER or v != LATER[k]}
     settings["bench"] = {k: v for k, v in bench.items() if k not in not_conditions}
-    # The pass that a cell measures, where it is one, is known even of a cell that did not get to it.
+    # If a cell measures a single pass, it is known from the config even if the cell failed.
     passes = bench.get("passes")
     only_pass = bench.get("measured_pass") or (passes[0] if isinstance(passes, list) and len(passes) == 1 else None)
     if bench.get("against"):
@@ -236,7 +236,7 @@ def _busy(record: Record) -> float | None:
 
 
 def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
-    """One of the mechanisms of a cell, by its label and hyperparameters."""
+    """The columns about one of the cell's mechanisms; `cell` is its entry in the config."""
     name, facts = cell["attention"].get("name"), record.mechanisms.get(cell["label"], {})
     return {
         "attention": cell["label"],
@@ -246,7 +246,7 @@ def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
         "control": bool(facts.get("control")),
         "hyperparameters": _json({k: v for k, v in cell["attention"].items() if k != "name"}),
         "features": features(record, cell["label"]),
-        # An entry of an older comparison is as the cell is.
+        # Older comparisons do not set these per candidate.
         **{key: cell.get(key, record.config.get(key)) for key in ("impl", "dtype")},
         "sized_by": facts.get("size"),
     }
@@ -256,7 +256,7 @@ def _of_quantity(quantity: Metric) -> Row:
     unit, factor = quantity.shown or (None, np.nan)
     row = {key: value for key, value in vars(quantity).items() if key in COLUMNS}
     row |= {"pass": quantity.measured_pass, "samples": quantity.samples, "shown_unit": unit, "factor": factor}
-    # What a quantity does not name is the cell's.
+    # Without a value, that of the cell applies.
     unnamed = [key for key in ("pass", "attention", "baseline") if row[key] is None]
     return {key: value for key, value in row.items() if key not in unnamed}
 

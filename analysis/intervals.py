@@ -1,4 +1,4 @@
-"""What intervals are and what they are over, in words for captions and tables."""
+"""The kinds of intervals and their units of replication, in words for captions and tables."""
 
 import pandas as pd
 
@@ -8,9 +8,9 @@ BARS = {BOOTSTRAP: "95% bootstrap interval", RANGE: "range", STUDENT: "95% inter
 
 
 def bars(rows: pd.DataFrame) -> str:
-    """What bars from low to high are, in words: `95% interval (Student's t) over 8 sequences, range over 5 rounds`.
+    """What the error bars are, in words: `95% interval (Student's t) over 8 sequences, range over 5 rounds`.
 
-    Of some there is none, which a reader must know, too.
+    Also says which rows have no interval.
     """
     rows = rows.dropna(subset=["interval"])
     known = rows["low"].notna()
@@ -20,7 +20,7 @@ def bars(rows: pd.DataFrame) -> str:
 
 
 def each(rows: pd.DataFrame) -> list[str]:
-    """Of each row, for a table: what its interval is, as `bars` says it."""
+    """The text of `bars` for each row, as a column of a table."""
     return [bars(rows.loc[[row]]) for row in rows.index]
 
 

@@ -1,6 +1,6 @@
-"""For notebooks: the records that are there, and every figure and table of the command line by its name.
+"""For notebooks: load the records, and show every figure and table of the command line by its name.
 
-A name that the records do not support is one line of text, and the notebook goes on.
+If records for a figure or table are missing, one line says so, and the notebook goes on.
 """
 
 import os
@@ -18,25 +18,25 @@ from analysis.selection import MissingRecords
 from analysis.tables import people
 
 RESULTS_DIR = "RESULTS_DIR"
-"""The environment variable that names the folders of the records, separated as those of `PATH`."""
+"""The environment variable with the folders of the records, separated like those of `PATH`."""
 COMMITTED = ("laptop", "quality")
-"""Folders of `results/` that a notebook starts from where nothing was measured."""
+"""Folders of `results/` that notebooks read if there are no records of your own."""
 FOLDER = "folder"
-"""The column of `records` that says which folder a row is from."""
-WIDTH = 80  # characters of a line of text
-RESOLUTION = 100  # dots per inch: as wide as a page of the site, and small enough to be kept in a notebook
+"""The column of `records` with the folder that a row comes from."""
+WIDTH = 80  # characters per line of text
+RESOLUTION = 100  # dots per inch: as wide as a page of the site, and small enough to commit in a notebook
 
 
 def records() -> pd.DataFrame:
-    """The records that `RESULTS_DIR` names, else your own in `runs/`, else those that came with the repository.
+    """Load the records from `RESULTS_DIR` if it is set, else from `runs/`, else those that come with the repository.
 
-    `runs/` and `results/` are looked for here and in the folder above. One line says what was found.
+    `runs/` and `results/` are searched in the current folder and its parent. One line says what was found.
 
     Returns:
-        What `analysis.load` returns, of all the folders, with one more column, `folder`.
+        The frame of `analysis.load` for all these folders, with the additional column `folder`.
 
     Raises:
-        MissingRecords: there are none.
+        MissingRecords: none of the folders has records.
         OSError: a folder cannot be read.
     """
     if named := os.environ.get(RESULTS_DIR):
@@ -57,7 +57,7 @@ def records() -> pd.DataFrame:
 
 
 def _loaded(folder: Path) -> Iterator[pd.DataFrame]:
-    """The records of a folder; none where it has none."""
+    """The records of a folder; nothing if it has none."""
     if folder.is_dir():
         try:
             yield load(folder)
@@ -66,15 +66,15 @@ def _loaded(folder: Path) -> Iterator[pd.DataFrame]:
 
 
 def figure(name: str, frame: pd.DataFrame) -> None:
-    """Show a figure of `python -m analysis list`, on the page of `analysis.plots.layout.page` where there is one.
+    """Show a figure of `python -m analysis list`, in the width and style of `analysis.plots.layout.page` if one is set.
 
     Args:
-        name: of the figure, such as `memory`.
-        frame: the records. Of several folders it is drawn for each of them that has enough, and of all together where
-            none has.
+        name: name of the figure, such as `memory`.
+        frame: the records. If they come from several folders, the figure is drawn for each folder with enough records,
+            or for all together if none has enough.
 
     Raises:
-        ValueError: there is no figure of this name.
+        ValueError: there is no figure with this name.
     """
     for rows, picture in _made(name, frame, FIGURES):
         for part, one in apart(name, rows, picture).items():
@@ -84,7 +84,7 @@ def figure(name: str, frame: pd.DataFrame) -> None:
 
 
 def table(name: str, frame: pd.DataFrame) -> None:
-    """Show a table of `python -m analysis list`, as `figure` does a figure."""
+    """Show a table of `python -m analysis list`; otherwise like `figure`."""
     for _, made in _made(name, frame, TABLES):
         display(Markdown(people.readable(name, made, linked=False)))
 
@@ -92,7 +92,7 @@ def table(name: str, frame: pd.DataFrame) -> None:
 def _made(
     name: str, frame: pd.DataFrame, entries: dict[str, Callable[[pd.DataFrame], Made]]
 ) -> list[tuple[pd.DataFrame, Made]]:
-    """The figures or tables of a name, each with the rows it is made of; a line of text where there is none."""
+    """The figures or tables of a name, each with the rows it was made from; prints one line if there are none."""
     if name not in entries:
         raise ValueError(f"name={name!r}: must be one of {', '.join(entries)}")
     each = [rows for _, rows in frame.groupby(FOLDER, sort=False)] if FOLDER in frame else []

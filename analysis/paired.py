@@ -1,9 +1,9 @@
-"""Paired comparisons of what mechanisms have learned: differences on the same data, and what can be said of them.
+"""Paired comparisons of trained models: differences of losses on the same data, their intervals and verdicts.
 
-Two models of one seed read the same examples in the same order and are tested on the same units (stretches of a text,
-groups of examples). A difference varies from seed to seed and from unit to unit; both are chance, so that its variance
-has the parts of a crossed design with two random effects (Searle, Casella and McCulloch 1992, Variance Components,
-chapter 4) and the degrees of freedom of Satterthwaite (1946). Families are corrected by Holm (1979).
+Two models with the same seed read the same examples in the same order and are tested on the same units (stretches of
+a text, groups of examples). A difference varies from seed to seed and from unit to unit, both at random. Its variance
+is that of a crossed design with two random effects (Searle, Casella and McCulloch 1992, Variance Components, chapter
+4), with Satterthwaite's (1946) degrees of freedom. Families of comparisons are corrected by Holm (1979).
 """
 
 import math
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 LEVEL = 0.05
 MARGIN = 0.02
-"""Nats below which two losses are called as good as each other."""
+"""Equivalence margin in nats: losses whose difference lies within it are as good as each other."""
 FEWEST_SEEDS = 5
 MOST_SEEDS = 1000
 BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "as good as", "undecided"
@@ -30,12 +30,12 @@ class Difference:
 
     Attributes:
         value: the mean over seeds and units.
-        variance: of the mean.
-        freedom: degrees of freedom of its Student's t.
+        variance: the variance of the mean.
+        freedom: degrees of freedom of its Student's t distribution.
         between_seeds: the variance of the difference from one seed to another, on all units.
         between_units: the part of `variance` that more seeds do not lower.
-        seeds: how many.
-        units: how many.
+        seeds: number of seeds.
+        units: number of units.
     """
 
     value: float
@@ -47,27 +47,27 @@ class Difference:
     units: int
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """That covers the difference with a probability of 1 - level."""
+        """Confidence interval that covers the difference with probability 1 - level."""
         half = stats.t.isf(level / 2, self.freedom) * math.sqrt(self.variance)
         return self.value - half, self.value + half
 
     @property
     def p(self) -> float:
-        """The probability of so large a difference, in either direction, where there is none."""
+        """Two-sided p-value of the hypothesis that there is no difference."""
         if self.variance == 0:
             return 1.0 if self.value == 0 else 0.0
         return float(2 * stats.t.sf(abs(self.value) / math.sqrt(self.variance), self.freedom))
 
     def is_equivalent(self, margin: float = MARGIN) -> bool:
-        """Two one-sided tests (Schuirmann 1987): the interval of twice the level lies inside the margin."""
+        """Two one-sided tests (Schuirmann 1987): the interval at twice the level lies inside the margin."""
         low, high = self.interval(2 * LEVEL)
         return -margin < low and high < margin
 
     def seeds_needed(self, comparisons: int = 1, margin: float = MARGIN) -> int | None:
-        """Seeds that would decide, if the difference is what it seems to be; None where no number of them would.
+        """Seeds that would settle the comparison, if the estimates are right; None if `MOST_SEEDS` would not.
 
-        Either the interval, of a level divided by the `comparisons`, would not reach 0, or that of equivalence would
-        lie inside the margin.
+        It is settled if the interval, at the level divided by `comparisons`, excludes 0, or if the interval of
+        equivalence lies inside the margin.
         """
         for seeds in range(self.seeds + 1, MOST_SEEDS + 1):
             of_seeds = self.between_seeds / seeds
@@ -81,12 +81,12 @@ class Difference:
 
 
 def difference(first: Array, second: Array) -> Difference:
-    """Of losses `(seeds, units)`, row by row of one seed and column by column of one unit; two of each at least."""
+    """Difference of two arrays of losses `(seeds, units)`, paired by seed and unit; both sizes must be at least two."""
     differences = first - second
     seeds, units = differences.shape
     by_seed, by_unit, mean = differences.mean(1), differences.mean(0), float(differences.mean())
     rest = differences - by_seed[:, None] - by_unit + mean
-    # Mean squares over what they are divided by: each is the variance of the mean that its effect and the rest make.
+    # Mean squares over their counts: the variance of the mean due to seeds and rest, units and rest, or the rest alone.
     of_seeds = by_seed.var(ddof=1) / seeds
     of_units = by_unit.var(ddof=1) / units
     of_rest = (rest**2).sum() / ((seeds - 1) * (units - 1)) / (seeds * units)
@@ -103,7 +103,7 @@ def difference(first: Array, second: Array) -> Difference:
 
 
 def _freedom(variance: float, parts: Sequence[tuple[int, float]]) -> float:
-    """Satterthwaite's, of parts with their own degrees; no fewer than the smallest of these."""
+    """Satterthwaite's degrees of freedom of a sum of variances (each with its own); at least the smallest of theirs."""
     least = min(freedom for freedom, _ in parts)
     if variance == 0:
         return least
@@ -111,7 +111,7 @@ def _freedom(variance: float, parts: Sequence[tuple[int, float]]) -> float:
 
 
 def corrected(ps: Sequence[float]) -> list[float]:
-    """Each p, corrected for their number: the chance that any is wrongly said to differ stays LEVEL (Holm 1979)."""
+    """Holm's (1979) correction: the chance that any of the differences is a false positive stays at most LEVEL."""
     values = np.array(ps, dtype=float)
     order = np.argsort(values, kind="stable")
     adjusted = np.empty_like(values)
@@ -120,7 +120,7 @@ def corrected(ps: Sequence[float]) -> list[float]:
 
 
 def verdict(one: Difference, p: float, margin: float = MARGIN) -> str:
-    """What may be said of the first: `better`, `worse`, `as good as` or `undecided`; `p` is corrected."""
+    """Whether the first is `better`, `worse`, `as good as` the second or `undecided`; `p` must be corrected."""
     if one.seeds < FEWEST_SEEDS:
         return UNDECIDED
     if one.is_equivalent(margin):

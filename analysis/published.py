@@ -1,4 +1,4 @@
-"""What the papers report of trained models, from `bench/published`, where each table names its source."""
+"""The papers' own numbers, read from `bench/published`, where each table names its source."""
 
 import tomllib
 from pathlib import Path
@@ -11,10 +11,10 @@ COLUMNS = ("paper", "source", "metric", "of", "conditions", "hardware", "axis", 
 
 
 def published(metric: str) -> pd.DataFrame:
-    """One row for each number that a paper prints of a metric, and for each variant of the zoo that its row is.
+    """One row for each number that a paper prints of a metric, and for each variant of the zoo that the row matches.
 
     Returns:
-        `COLUMNS` and `printed`: the number, or the text that stands in its place, such as `OOM`.
+        `COLUMNS` and `printed`: the number, or the text printed instead, such as `OOM`.
     """
     rows = []
     for paper in PAPERS:
@@ -30,10 +30,10 @@ def published(metric: str) -> pd.DataFrame:
 
 
 def beside(table: pd.DataFrame, metric: str, of: str | None = None) -> pd.DataFrame:
-    """A table of ours, with `attention` and `n`, and a column for each paper and each `of` it reports the metric of.
+    """Add the papers' numbers to a table of ours (`attention`, `n`): a column for each paper and data set (`of`).
 
-    The papers' numbers at lengths that are not ours have rows of their own; two rows of a paper that are one variant of
-    the zoo share a cell ("4.78 or 5.46").
+    Lengths that only a paper has get rows of their own. If two rows of a paper match one variant of the zoo, both
+    numbers are in one cell ("4.78 or 5.46").
     """
     theirs = published(metric)
     theirs = theirs[theirs["attention"].isin(table["attention"]) & ((theirs["of"] == of) | (of is None))]

@@ -1,6 +1,6 @@
-"""Every figure and table by name: adding one is a function DataFrame -> Figure or DataFrame, and a line here.
+"""All figures and tables by name. To add one, write a function DataFrame -> Figure or DataFrame and add a line here.
 
-The first line of the function's docstring says what it shows.
+`python -m analysis list` prints the first line of the function's docstring.
 """
 
 import contextlib
@@ -84,9 +84,9 @@ PARTS = {
     ),
     "crossover": ("pass", "causal"),
 }
-"""Of a figure that is higher than a page: it is made for each value of the first column, or of more of them."""
+"""Figures that are split if they are higher than a page: by the values of the first column, then of the next."""
 APART = ("learning",)
-"""Figures that are always made for each value of the first column, where there are several: panels by the dozen."""
+"""Figures that are always split by the first column of `PARTS`, because they have dozens of panels."""
 TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "answer": answer.table,
     "skeinformer_table3": costs.multiplications,
@@ -99,7 +99,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "skeinformer_table2": costs.largest_batches,
     "lra_protocols": arena.protocols,
     "thesis_losses": trained.thesis,
-    "paired": controls.paired,
+    "paired": controls.control_comparisons,
     "settings": settings.table,
     "attribution": attribution.table,
     "equal_quality": equal_quality.table,
@@ -115,9 +115,9 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 def made(
     frame: pd.DataFrame, entries: Mapping[str, Callable[[pd.DataFrame], Made]], finish: Callable[[str, Made], Done]
 ) -> Iterator[tuple[str, Done | MissingRecords]]:
-    """The names of the entries with what `finish` makes of a name and its figure or table, or with what is missing.
+    """Make each figure or table; yield its name with the result of `finish(name, made)`, or with `MissingRecords`.
 
-    One that cannot be made, whatever is raised, is a warning on stderr and not among them.
+    Any other exception is a warning on stderr, and the entry is skipped.
     """
     for name, make in entries.items():
         try:
@@ -129,7 +129,7 @@ def made(
 
 
 def parts(name: str, frame: pd.DataFrame, columns: int) -> Iterator[tuple[str, Picture]]:
-    """A figure for each value of so many of its `PARTS`, with a name for that: `crossover_forward_not_causal`."""
+    """Split a figure by the first `columns` of its `PARTS`; names are such as `crossover_forward_not_causal`."""
     by = [*PARTS[name][:columns]]
     for values, rows in frame.groupby(by, dropna=False):
         words = [
@@ -141,16 +141,16 @@ def parts(name: str, frame: pd.DataFrame, columns: int) -> Iterator[tuple[str, P
 
 
 def apart(name: str, frame: pd.DataFrame, figure: Picture) -> dict[str, Picture]:
-    """The figure by its name, or one for each task where it is one of those `APART`."""
+    """The figure by its name; if it is in `APART`, one figure for each task."""
     some = dict(parts(name, frame, 1)) if name in APART else {}
     return some if len(some) > 1 else {name: figure}
 
 
 def claimed(results: Path, out: Path | None, kind: str, entries: Collection[str], settings: tuple[str, str]) -> Path:
-    """The folder `out` for figures or tables, or that of the `kind` in the results, made the suite's before it is used.
+    """The folder for figures or tables (`out`, else `results`/`kind`), created and marked as the suite's.
 
     Raises:
-        ConfigError: it is somebody else's; the message begins with the one of the two `settings` that named it.
+        ConfigError: it has files that the suite did not write; the message begins with the setting that named it.
     """
     if out is None:
         own.claim(results, own.RESULTS, settings[0])
@@ -160,7 +160,7 @@ def claimed(results: Path, out: Path | None, kind: str, entries: Collection[str]
 
 
 def draw(results_dir: Path, cell_ids: Collection[str] | None, folder: Callable[[], Path]) -> list[Path]:
-    """Write all figures of these cells into a folder, which is asked for once there are records."""
+    """Write all figures of these cells into `folder()`, which is called only if there are records."""
     try:
         frame = load(results_dir, cell_ids)
     except MissingRecords:

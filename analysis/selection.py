@@ -1,4 +1,4 @@
-"""Which rows of the frame may stand side by side; of those that may not, the log of this module says which they are."""
+"""Which rows are comparable. Rows left out are logged."""
 
 import json
 import logging
@@ -24,11 +24,11 @@ CONDITIONS = (
     "threads",
     "torch",
 )
-"""What must agree between cells that are shown side by side."""
+"""Columns that must agree between the cells of a figure or table."""
 _RUN = ["bench", "inputs", "weights", "input_settings"]
 CODE = (*_RUN, "mechanisms", "code", "commit")
-"""What the code of a cell depends on beside its mechanisms, and what is known of it."""
-# A cell that did not get to measure may not know them.
+"""Columns that identify the code of a cell: what was run, its mechanisms, the hash of the sources, the commit."""
+# Cells that ended before they measured may lack these.
 _KNOWN_ONCE_MEASURED = {"device_name", "cpu_model", "threads", "torch"}
 PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 """The values of the column `pass` in words."""
@@ -38,17 +38,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class MissingRecords(ValueError):
-    """The records do not suffice for what was asked; the message says what is missing."""
+    """A figure, table or folder lacks records; the message says which."""
 
 
 def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The rows of these mechanisms, which figures have in this order.
+    """The rows of the named mechanisms; figures show them in this order.
 
-    Names are labels, or what these begin with up to a blank (variants); `*` stands for anything. The
-    exact softmaxes of a comparison stay as baselines of the speeds; they are not drawn.
+    A name is a label, or the part of a label before the first blank (the variant); `*` matches anything. The exact
+    softmaxes of bench=compare stay as baselines of the speeds, but are not drawn.
 
     Raises:
-        MissingRecords: one of the names is that of no mechanism of the frame.
+        MissingRecords: a name matches no mechanism of the frame.
     """
     places = {label: position(label, names) for label in frame["attention"].unique()}
     for name in names:
@@ -61,14 +61,14 @@ def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def position(label: str, names: Sequence[str]) -> int:
-    """The index of the first of the names that matches a label; as many as there are where none does."""
+    """The index of the first name that matches a label; `len(names)` if none does."""
     own = (label, label.partition(" ")[0])
     matches = (i for i, name in enumerate(names) if name in own or any(fnmatchcase(one, name) for one in own))
     return next(matches, len(names))
 
 
 def variants(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The hyperparameters of each row without the one that sets its size d."""
+    """The hyperparameters of each row, without the one that sets the size d."""
     return [
         {key: value for key, value in json.loads(text).items() if key != size}
         for text, size in zip(frame["hyperparameters"], frame["sized_by"], strict=True)
@@ -76,10 +76,10 @@ def variants(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
-    """A name for each row that tells apart what a figure must not mix.
+    """The name of each row's line in a figure, such as `performer num_features=64`.
 
-    The label, and what differs between the frame's cells of that label: hyperparameters (those of all sizes d have one
-    name `apart_from_size`) and `impl`.
+    It is the label, followed by the hyperparameters and `impl` that differ between the cells of that label. With
+    `apart_from_size`, all sizes d share one name.
     """
     hyperparameters = variants(frame) if apart_from_size else [json.loads(text) for text in frame["hyperparameters"]]
     settings = [values | {"impl": impl} for values, impl in zip(hyperparameters, frame["impl"], strict=True)]
@@ -95,17 +95,17 @@ def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
 
 
 def exact_softmax(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are of softmax itself, up to rounding: what speeds and memory are compared with."""
+    """Which rows compute softmax exactly, up to rounding: the baseline of speed and memory."""
     return rows["exact"].astype(bool) & (rows["function"] == "softmax")
 
 
 def controls(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are of a control; older records do not say it."""
+    """Which rows are of a control; older records are recognised by the mechanism's name."""
     return rows["control"].astype(bool) | rows["mechanism"].isin(_CONTROLS)
 
 
 def references(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are of what the others are compared with: exact softmax, or controls where none of it was measured."""
+    """Which rows are references for the others: exact softmax or, if none was measured, the controls."""
     exact = exact_softmax(rows)
     return exact if (exact & (rows["status"] == "ok")).any() else controls(rows)
 
@@ -120,10 +120,10 @@ def select(
     panels: Sequence[str] = (),
     among: pd.Series | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of a benchmark that may stand in one figure, with a new column `series`, and sentences for its caption.
+    """The comparable cells of a benchmark, with a new column `series`, and sentences for the caption.
 
-    They are as `settle` leaves them; of each point (a series and the columns `keys`) it is the newest. Cells that did
-    not measure the `metric` stay.
+    `settle` chooses them; each point (a series and the columns `keys`) keeps its newest cell. Cells without a metric
+    (they failed) stay.
     """
     data = frame[frame["bench"] == bench]
     if metric is not None:
@@ -133,7 +133,7 @@ def select(
 
 
 def several_lengths(frame: pd.DataFrame, bench: str, panels: Sequence[str] = ("causal",)) -> pd.DataFrame:
-    """The rows without those of a benchmark of which a panel would have a single length, if another has more."""
+    """Drop the benchmark's panels that have a single length, if another panel has more."""
     of_panel = pd.Series([*frame[[*panels]].itertuples(index=False, name=None)], frame.index)
     cells = frame[(frame["bench"] == bench) & (frame["status"] == "ok")]
     lengths = cells["seq_len"].groupby(of_panel[cells.index]).nunique()
@@ -145,7 +145,7 @@ def several_lengths(frame: pd.DataFrame, bench: str, panels: Sequence[str] = ("c
 
 
 def require_ok(rows: pd.DataFrame, what: str) -> pd.DataFrame:
-    """The rows themselves; raises `MissingRecords` where none of their cells ended ok, with `what` they are of."""
+    """Return the rows; raise `MissingRecords`, naming `what`, if none of their cells ended ok."""
     if not (rows["status"] == "ok").any():
         raise MissingRecords(f"needs an ok record of {what}")
     return rows
@@ -154,14 +154,14 @@ def require_ok(rows: pd.DataFrame, what: str) -> pd.DataFrame:
 def settle(
     frame: pd.DataFrame, facets: Collection[str] = (), panels: Sequence[str] = (), among: pd.Series | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Keep the cells measured under one set of conditions, and none without its reference where there is one.
+    """Keep the cells measured under one set of conditions, with the reference they are compared with if there is one.
 
-    The conditions are `CONDITIONS` without `facets` and `panels`, and the batch size, or the tokens per batch where
-    those vary less. Of those under which a reference (`among`; by default `references`) was measured together with
-    something else, the most frequent are kept; without any, the most frequent of all. A panel (the rows that agree in
-    the columns `panels`) that would lose its reference by this, or all of its cells, has conditions of its own, and a
-    sentence for the caption says which. What is left out is logged. Cells that are not ok stay where nothing known of
-    them contradicts.
+    The conditions are `CONDITIONS` without `facets` and `panels`, plus the batch size, or the tokens per batch if those
+    vary less. First come conditions under which a reference (`among`; by default `references`) was measured together
+    with another mechanism; among these, or among all if there are none, the most frequent are kept. A panel is the rows
+    that agree in the columns `panels`. If the common conditions leave a panel empty or without its reference, that
+    panel gets its own, and the caption says which. Rows left out are logged. Failed cells stay, unless a condition
+    that is known of them differs.
 
     Raises:
         MissingRecords: no cell ended ok.
@@ -195,7 +195,7 @@ def settle(
 def _chosen(
     measured: pd.DataFrame, reference: pd.Series, conditions: Sequence[str], panels: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The values of the conditions that are kept."""
+    """The values of the conditions to keep: those of most panels with a reference, then of most cells."""
     best: tuple[tuple[int, int], dict[str, Any]] | None = None
     for values, rows in measured.groupby([*conditions], dropna=False, sort=True):
         parts = [rows] if not panels else [part for _, part in rows.groupby([*panels], dropna=False)]
@@ -207,7 +207,7 @@ def _chosen(
 
 
 def _compared(rows: pd.DataFrame, reference: pd.Series) -> bool:
-    """Whether a reference is among the rows, and something else."""
+    """Whether the rows have both a reference and another mechanism."""
     own = reference[rows.index]
     return bool(own.any() and not own.all())
 
@@ -217,7 +217,7 @@ def _compared_somewhere(rows: pd.DataFrame, reference: pd.Series, conditions: Se
 
 
 def _agreeing(frame: pd.DataFrame, chosen: dict[str, Any]) -> pd.Series:
-    """The rows under these conditions, and those of which too little is known to tell."""
+    """Which rows meet the conditions; a failed cell also does where its value is unknown."""
     agreeing = pd.Series(True, index=frame.index)
     for name, value in chosen.items():
         missing = frame[name].isna()
@@ -229,7 +229,7 @@ def _agreeing(frame: pd.DataFrame, chosen: dict[str, Any]) -> pd.Series:
 
 
 def _words(conditions: dict[str, Any]) -> str:
-    """`dtype=bfloat16, other settings`: of JSON only that it differs."""
+    """`dtype=bfloat16, other settings`: JSON values are not spelled out."""
     words = [f"other {name.replace('_', ' ')}" if name in ("settings", "input_settings") else f"{name}={value}"
              for name, value in conditions.items() if not pd.isna(value) and value != ""]  # fmt: skip
     return ", ".join(words) or "other conditions"
@@ -247,9 +247,9 @@ def mask(causal: Any) -> str:
 
 
 def settle_each(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """As `settle`, for each kind of inputs by itself: a new column `kind`, such as initialised or gaussian.
+    """Apply `settle` to each kind of inputs separately; a new column `kind` names it, such as initialised or gaussian.
 
-    The batch is no condition here: it says only how many sequences there are to average over.
+    Batch sizes may differ here: the batch only says over how many sequences an error is averaged.
     """
     kind = frame["weights"].where(frame["weights"].notna(), frame["inputs"])
     frame, notes = settle(frame.assign(kind=kind), facets=("inputs", "weights", "input_settings", *_BATCH))
@@ -263,7 +263,7 @@ def settle_each(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def newest(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The row of the newest cell for each combination of keys; how many others are left out is logged."""
+    """The row of the newest cell for each combination of keys; the number of older cells is logged."""
     rows = frame.sort_values("ended", kind="stable").drop_duplicates(keys, keep="last").sort_index()
     if left_out := frame["cell_id"].nunique() - rows["cell_id"].nunique():
         _LOG.info("left out %d older measurements of the same points", left_out)
@@ -271,20 +271,20 @@ def newest(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def disturbance(rows: pd.DataFrame) -> str | None:
-    """What disturbed the machine while any of the rows was measured; None where nothing did."""
+    """What disturbed the machine while any of the rows was measured; None if nothing did."""
     causes = {cause for text in rows["disturbance"].dropna() for cause in text.split("; ")}
     return "; ".join(sorted(causes)) or None
 
 
 def unless_quiet(table: pd.DataFrame) -> pd.DataFrame:
-    """The table, whose column `disturbed` has the cause of each row's disturbance: without it where there is none."""
+    """Drop the column `disturbed` (each row's cause of disturbance) if it is empty."""
     return table.drop(columns="disturbed") if table["disturbed"].isna().all() else table
 
 
 def of_several_codes(rows: pd.DataFrame) -> list[str]:
-    """The labels whose rows of one benchmark and kind of inputs were measured by different code, as far as is known.
+    """Labels whose cells of one benchmark and kind of inputs may have been measured by different code.
 
-    Those that measured the same mechanisms say so by their hashes, the others by whether they have a commit in common.
+    Cells with the same mechanisms are compared by the hash of their sources, others by whether they share a commit.
     """
     labels = set()
     for (label, *_), cells in rows[rows["status"] == "ok"].groupby(["attention", *_RUN], dropna=False):

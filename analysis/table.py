@@ -1,4 +1,4 @@
-"""All cells as one table for people."""
+"""All cells as one readable table."""
 
 import pandas as pd
 
@@ -9,11 +9,11 @@ _INPUTS = ["inputs", "weights", "device_name"]
 
 
 def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell: its conditions, its status, and each metric's and pass's value and interval as text.
+    """One row per cell: its conditions, its status, and the value and interval of each metric and pass as text.
 
-    Columns that say the same (or nothing) in every row are left out, except for what names the cell.
+    Columns that are equal in all rows are left out, except those that identify the cell.
     """
-    # A cell of several mechanisms is named after its baseline, and what it says of one of them is left out.
+    # A comparison is named after its baseline; only its ratios are shown, not the time of each mechanism.
     compared = frame.loc[frame["baseline"].notna(), "cell_id"]
     dtypes = frame.dropna(subset="dtype").groupby("cell_id")["dtype"].agg(lambda own: ", ".join(own.unique()))
     frame = frame[frame["baseline"].notna() | ~frame["cell_id"].isin(compared)]
@@ -28,7 +28,7 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     ).drop_duplicates("cell_id")
     over = frame.dropna(subset="over").drop_duplicates("cell_id").set_index("cell_id")
     over = over["samples"].astype(str) + " " + over["over"].astype(str)
-    # A benchmark that nobody knows here may call what it measured as a condition is called.
+    # A benchmark added by a user may name a metric like one of the conditions.
     cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason", "disturbance"]]
     cells = cells.join(over.rename("intervals over"))
     cells = cells.join(values.rename(columns={name: f"{name}, measured" for name in cells}))
@@ -38,7 +38,7 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _column(row: pd.Series) -> str | None:
-    """Of a row that people read, its metric, pass and unit."""
+    """The column of a row (metric, pass and unit); None for a metric that no table prints."""
     if pd.isna(row["factor"]) or pd.isna(row["metric"]):
         return None
     measured_pass = "" if pd.isna(row["pass"]) else f" {row['pass'].replace('_', ' + ')}"

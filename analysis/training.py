@@ -1,4 +1,4 @@
-"""The cells of bench=train: by task, each mechanism at its best learning rate, and what to say of its seeds."""
+"""The cells of bench=train: by task, each mechanism at its best learning rate, with medians over its seeds."""
 
 import json
 import math
@@ -11,24 +11,24 @@ import pandas as pd
 
 from analysis.selection import newest, require_ok, series, settle
 
-# What makes a mechanism in a model, beside its learning rate and its seed.
+# What identifies a trained model within a panel, apart from its learning rate and seed.
 _MODEL = ["attention", "hyperparameters", "impl", "layers"]
 PANEL = ["kind", "seq_len"]
-"""What trained models are compared within."""
+"""Trained models are compared within one task and length."""
 MOST_NAMED = 6
 BUSY = 0.05
-"""The share of a training's time from which on others on its cores make its times meaningless."""
+"""If other processes ran on its cores for a larger share of the time, a training's times are ignored."""
 BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
-"""How steps of training are timed."""
+"""The benchmarks that time training steps, with words for how."""
 
 
 def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of bench=train (of these tasks) that belong together, those that failed among them, and sentences.
+    """The comparable cells of bench=train (of these tasks), failed ones included, and sentences for the caption.
 
-    Of several learning rates, each mechanism of a task and length has the one with the lowest median of the validation
-    loss over its seeds at the end, where a run that failed counts as infinite. New columns: `kind` (the task, its text,
-    those of its settings that differ in the frame), `task` (its settings, JSON), `work`, `series`, `layers` of the
-    model, `rate` of learning and `rates` that were tried.
+    For each mechanism, task and length only the best learning rate is kept: the one with the lowest final validation
+    loss (median over seeds; a failed run counts as infinite). New columns: `kind` (the task, its text, and its settings
+    that differ in the frame), `task` (its settings, JSON), `work` (see `work`), `series`, `layers` of the model, the
+    learning `rate`, and the `rates` that were tried.
     """
     chosen = frame[(frame["bench"] == "train") & (frame["inputs"].isin(tasks) | (not tasks))]
     require_ok(chosen, "bench=train" + (f" with task={' or '.join(tasks)}" if tasks else ""))
@@ -46,10 +46,9 @@ def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.
 
 
 def _beside_attention(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of a panel, where a control that is a model without attention has the settings of the others' model.
+    """Give a control without attention (such as bag_of_tokens) the model settings of the panel's other rows.
 
-    It is named by its model, and stands beside mechanisms: what it is made of is no condition under which these were
-    trained.
+    Otherwise `settle` would drop it for its different model. Its label is the name of its model.
     """
     settings = [json.loads(text) for text in rows["settings"]]
     own = pd.Series([_part(each, "model").get("name") for each in settings], rows.index) == rows["attention"]
@@ -62,13 +61,13 @@ def _beside_attention(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_layers(data: pd.DataFrame) -> pd.Series:
-    """Names as of `analysis.frame.series`, with the number of layers where it differs."""
+    """The names of `analysis.selection.series`, with the number of layers if it differs."""
     names = series(data)
     return names + data["layers"].map(" layers={}".format) if data["layers"].nunique(dropna=False) > 1 else names
 
 
 def over_seeds(data: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A row for each panel and series: `value` is the median over seeds, `low` and `high` the range."""
+    """One row for each panel and series: `value` is the median over seeds, `low` and `high` their range."""
     rows, keys = data[data["metric"] == metric], [*PANEL, "series"]
     values = rows.groupby(keys)["value"]
     spread = {"value": values.transform("median"), "low": values.transform("min"), "high": values.transform("max")}
@@ -76,12 +75,12 @@ def over_seeds(data: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def timed(data: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the steps per second of training on cores that nothing else used: other times mean nothing."""
+    """The rows of training steps per second, without the runs that shared their cores with other processes."""
     return data[(data["metric"] == "steps_per_second") & ~(data["busy"] > BUSY)]
 
 
 def with_settings(rows: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
-    """The rows with columns of what was set, taken out of `settings` by part and key: `("model", "layers")`."""
+    """Move values from the JSON of `settings` into new columns, by part and key: `{"layers": ("model", "layers")}`."""
     settings = [json.loads(text) for text in rows["settings"]]
     taken = {}
     for column, (part, key) in columns.items():
@@ -91,7 +90,7 @@ def with_settings(rows: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd
 
 
 def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    """A part of what was set, which a record from elsewhere need not have."""
+    """A part of the settings such as `model`; empty if a record from another version lacks it."""
     part = settings.get(name)
     return part if isinstance(part, dict) else {}
 
@@ -101,12 +100,12 @@ def _json(values: list[dict[str, Any]]) -> list[str]:
 
 
 def perplexity(losses: Any) -> Any:
-    """Of losses in nats, as records have it: no float holds that of more."""
+    """exp(loss in nats); the loss is capped at 700, near where a float64 overflows."""
     return np.exp(np.minimum(losses, 700.0))
 
 
 def panels(rows: pd.DataFrame) -> list[tuple[tuple[str, int], pd.DataFrame]]:
-    """The rows of each task and length, and these two; numbers in names are in their own order."""
+    """(task, length) and its rows, sorted; numbers within names are sorted as numbers."""
     parts = [((str(kind), int(n)), part) for (kind, n), part in rows.groupby(PANEL)]
     return sorted(parts, key=lambda part: ([t.zfill(9) for t in re.split(r"(\d+)", part[0][0])], part[0][1]))
 
@@ -118,7 +117,7 @@ def within(data: pd.DataFrame, keys: Iterable[tuple[str, int]]) -> pd.DataFrame:
 
 
 def work(rows: pd.DataFrame) -> list[str]:
-    """What a step of training does, apart from the mechanism and the sizes that have columns: JSON."""
+    """JSON of the settings that change the work of a training step, apart from the mechanism and columns of sizes."""
     settings = [json.loads(text) for text in rows["settings"]]
     return _json(
         [
@@ -130,7 +129,7 @@ def work(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes(data: pd.DataFrame) -> list[str]:
-    """How many seeds there are of each, which runs did not end ok, from which learning rates the best were taken."""
+    """Caption sentences: the number of seeds, the runs that failed, the learning rates that were tried."""
     keys, cells = [*PANEL, "series"], data.drop_duplicates("cell_id")
     counts = data[data["status"] == "ok"].groupby(keys)["seed"].nunique()
     low, high = counts.min(), counts.max()
@@ -147,7 +146,7 @@ def _notes(data: pd.DataFrame) -> list[str]:
 
 
 def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
-    """With `kind`, `task`, `rate` and `layers`, which are no conditions any more."""
+    """Move `work`, `kind`, `task`, `rate` and `layers` into columns, so that `settle` does not compare them."""
     rows = rows.assign(work=work(rows))
     rows = with_settings(rows, {"rate": ("training", "learning_rate"), "layers": ("model", "layers")})
     settings = [json.loads(text) for text in rows["settings"]]
@@ -157,7 +156,7 @@ def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
-    """The name of each row's task, the text that was read, and those of its settings that differ."""
+    """Each row's task, the text that was read, and the task's settings that differ, as one name."""
     values: dict[tuple[str, str], set[str]] = {}
     read: dict[str, str] = {}
     for name, task, source in zip(rows["inputs"], tasks, rows["source"], strict=True):
@@ -175,7 +174,7 @@ def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
 
 
 def _tuned(data: pd.DataFrame) -> pd.DataFrame:
-    """The cells of each mechanism with its best learning rate, and what was tried."""
+    """Keep each mechanism's cells with its best learning rate; `rates` lists those that were tried."""
     ends = data[data["metric"] == "validation_loss"].set_index("cell_id")["value"]
     data = data.assign(end=data["cell_id"].map(ends).fillna(math.inf))
     best = []

@@ -1,4 +1,4 @@
-"""One page with the answer and every picture of a folder of figures."""
+"""One HTML page with the answer and every picture in a folder of figures."""
 
 from collections.abc import Sequence
 from html import escape
@@ -14,7 +14,7 @@ tr:nth-child(even) { background: #f4f4f4; } img { max-width: 100%; } figure { ma
 
 
 def write(path: Path, title: str, sentences: Sequence[str], table: pd.DataFrame, explanation: str) -> None:
-    """Write an HTML file beside the pictures that it shows, the PNG files of its folder in the order of their names."""
+    """Write an HTML file that shows all PNG files of its folder, sorted by name."""
     pictures = sorted(picture.name for picture in path.parent.glob("*.png"))
     parts = [
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>',

@@ -1,9 +1,9 @@
-"""How far the outputs of a trained model move when its attention is swapped, layer by layer.
+"""How much the hidden states of a trained model change, layer by layer, if its attention is replaced.
 
     python examples/swap_attention.py softmax performer performer:num_features=1024 skeinformer polysketch
     python examples/swap_attention.py polysketch:degree=2 --model path/or/name --text pydoc --seq-len 512
 
-Nothing is trained: a mechanism that approximates softmax should come close, one that is another function cannot.
+Nothing is trained: a mechanism that approximates softmax should come close; one that computes another function cannot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.inputs import models, texts
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a row for each layer and a column for each mechanism."""
+    """Print one row for each layer and one column for each mechanism."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("attention", nargs="+", type=parse, help="a mechanism, or mechanism:hyperparameter=value,...")
     parser.add_argument("--model", default="minilm", help="minilm, a directory, or a repository on the hub")
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def parse(given: str) -> tuple[str, str, dict[str, Any]]:
-    """`name:key=value,...`, its name and its hyperparameters; a value that is no Python literal is a string."""
+    """Parse `name:key=value,...` into the text, name and hyperparameters; values are Python literals or strings."""
     name, _, pairs = given.partition(":")
     hyperparameters: dict[str, Any] = {}
     for pair in filter(None, pairs.split(",")):
@@ -77,7 +77,7 @@ def parse(given: str) -> tuple[str, str, dict[str, Any]]:
 
 
 def tokenize(tokenizer: Any, chosen: argparse.Namespace) -> dict[str, Tensor]:
-    """The first passages of the text as one batch: whole lines, at least `seq_len / 2` words, padded to the longest."""
+    """The first passages of the text as a padded batch: each has whole lines with at least `seq_len / 2` words."""
     passages = [""]
     for line in texts.lines(chosen.text):
         if len(passages[-1].split()) >= chosen.seq_len // 2:
@@ -91,7 +91,7 @@ def tokenize(tokenizer: Any, chosen: argparse.Namespace) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def hidden_states(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
-    """After each layer, `(batch, seq_len, features)`."""
+    """The hidden states after each layer, `(batch, seq_len, features)` each."""
     return list(model(**batch, output_hidden_states=True).hidden_states[1:])
 
 
@@ -101,7 +101,7 @@ def relative_error(actual: Tensor, exact: Tensor, tokens: Tensor) -> float:
 
 
 def cosine(actual: Tensor, exact: Tensor, tokens: Tensor) -> float:
-    """The mean cosine similarity of the passages' embeddings, the means over their tokens."""
+    """Mean cosine similarity of the passages' embeddings, each the mean of the hidden states over its tokens."""
     first, second = ((x * tokens[..., None]).sum(1) / tokens.sum(1)[:, None] for x in (actual, exact))
     return float(torch.cosine_similarity(first, second).mean())
 

@@ -1,6 +1,6 @@
 """`make gpu-pack`: one folder with all that a GPU machine without a network needs to run the suite (docs/gpu.md).
 
-The project at HEAD, wheels of what is missing there, cached queries, keys and values, and the script `run`.
+It has the project at HEAD, wheels of missing packages, cached queries, keys and values, and the script `run`.
 """
 
 import os
@@ -21,20 +21,20 @@ LARGEST_BYTES = 64 * 2**20
 PROJECT = ("analysis", "attention_zoo", "bench", "conf", "docs", "tests", "tools")
 RESULTS = "results/predictions"
 FILES = ("pyproject.toml", "README.md", "Makefile")
-# Of the machine that the wheels are for.
+# Python and platforms of the GPU machine, for which the wheels are downloaded.
 PYTHON = "3.12"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 PACK = own.Kind("pack for a GPU machine, of the attention zoo", ("project", "wheels", "site", "run", "runs", "out"))
 MADE_ANEW = ("project", "wheels", "site")
 COMMIT = "bench/plan/commit.txt"
-# As the call of `run` asks for them, whose cached file has its name from the same settings.
+# The same settings as in `run`: the name of the cached file depends on them.
 INPUTS = (
     "bench=spectral_norm inputs=pretrained inputs.weights=initialised,pretrained seq_len=1024 batch_size=4 repeats=1"
 )
 
 
 def add_project(folder: Path) -> None:
-    """The files of the last commit, which `bench/plan/commit.txt` then names."""
+    """Extract the files of the last commit; `bench/plan/commit.txt` in them names it."""
     command = ["git", "-C", str(ROOT), "archive", "HEAD", *PROJECT, RESULTS, *FILES]
     archive = subprocess.run(command, check=True, capture_output=True).stdout
     folder.mkdir()
@@ -42,7 +42,7 @@ def add_project(folder: Path) -> None:
 
 
 def changed(project: Path) -> list[str]:
-    """Files of an earlier pack's project that its commit has not, or otherwise: somebody would miss them."""
+    """Files of an earlier pack's project that differ from its commit or are new: a new pack would lose them."""
     if not os.path.lexists(project):
         return []
     if not is_file(project / COMMIT):
@@ -65,7 +65,7 @@ def _is_cache(path: Path) -> bool:
 
 
 def add_wheels(folder: Path) -> None:
-    """Those of `wheels.txt`, for `PYTHON`; what has none is built, which is right for pure Python only."""
+    """Download the wheels of `wheels.txt` for `PYTHON`; if there is no wheel, build one (pure Python only)."""
     folder.mkdir()
     pip = [sys.executable, "-m", "pip"]
     here = [f"--platform={platform}" for platform in PLATFORMS]
@@ -77,14 +77,14 @@ def add_wheels(folder: Path) -> None:
 
 
 def requirements() -> list[str]:
-    """Each with its version."""
+    """The packages of `wheels.txt`, each with its version from `constraints.txt`."""
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     names = re.findall(r"^\w\S*", (ROOT / "gpu" / "wheels.txt").read_text(), re.MULTILINE)
     return [name if "==" in name else f"{name}=={pinned[name]}" for name in names]
 
 
 def add_inputs(folder: Path) -> None:
-    """The queries, keys and values of a trained model, which need neither model nor text there; none without them."""
+    """Cache queries, keys and values of a trained model, so that `run` needs no model and text; skip if unavailable."""
     with tempfile.TemporaryDirectory() as scratch:
         where = ["attention=v_mean", "device=cpu", "tracking=none", f"results_dir={scratch}"]
         made = subprocess.run([sys.executable, "-m", "bench", *INPUTS.split(), *where], cwd=ROOT, capture_output=True)
@@ -97,7 +97,7 @@ def add_inputs(folder: Path) -> None:
 
 
 def main() -> int:
-    """Make the folder, or the project and the wheels in it anew: what calls have left in `out` and `runs` stays."""
+    """Make the folder, or renew the project and the wheels in it; results of earlier runs in `out` and `runs` stay."""
     parser = Parser(description=__doc__)
     parser.add_argument("--to", type=named_path, default=ROOT / "gpu-pack", help="the folder (%(default)s)")
     parser.add_argument("--without", nargs="*", choices=("wheels", "inputs"), default=(), help="parts to leave out")

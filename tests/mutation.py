@@ -180,9 +180,9 @@ def page(outcomes: Sequence[Outcome]) -> str:
     lines = [
         "# Planted mistakes",
         "",
-        "`make mutants` plants one mistake after the other in a copy of the library and runs the tests of its family,",
-        "of which at least one must fail. The mistakes are in `tests/mutants/`, and so is the list of the tests that",
-        "noticed each (`outcomes.json`). `make mutants CHANGED=1` runs only those whose code has changed since.",
+        "`make mutants` plants one mistake at a time in a copy of the library and runs the tests of its family;",
+        "at least one must fail. The mistakes, and the list of tests that noticed each (`outcomes.json`), are in",
+        "`tests/mutants/`. `make mutants CHANGED=1` runs only those whose code has changed since.",
         "",
         f"{sum(caught.values())} of {len(outcomes)} caught.",
         "",

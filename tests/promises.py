@@ -17,9 +17,9 @@ PAGE = ROOT / "docs" / "reliability.md"
 KEY = "promise"
 HEAD = """# What holds when things break
 
-Each row is one promise, what was measured, and the test that measures it: `pytest TEST` runs that one,
-`make test-faults` runs all and writes this page. Repetitions of a test are added up; of seconds the longest is given.
-A test that has not been run, or has failed, says so.
+Each row has a promise, what was measured, and the test that measures it: `pytest TEST` runs one test, `make
+test-faults` runs all and writes this page. Numbers of repeated tests are summed; for seconds the longest is given.
+Tests that were not run, or failed, are marked.
 
 | promised | measured | test |
 |---|---|---|

@@ -1,5 +1,6 @@
 """The documentation builds without a warning: no broken link inside it, and every docstring can be read as markup."""
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 # The tutorials have a test of their own.
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "tutorials"]
+# Rows of the page on the code: question, file, text with names.
+WHERE = re.findall(r"^\| (?!question)(\w.+) \| (.+) \| (.+) \|$", (DOCS / "where.md").read_text(), re.MULTILINE)
 RUN = [path for path in PAGES if path.parent.name == "mechanisms" or path.stem in ("choosing", "faq", "index")]
 
 
@@ -55,6 +58,30 @@ def test_every_picture_of_a_page_exists(path):
     )
     assert [picture for picture in pictures if not (path.parent / picture).is_file()] == []
     assert pictures or name_of(path) not in ("index", "gallery", "tutorials/read_a_figure")
+
+
+def defined(body, before=""):
+    """The names that statements define, those of classes' members with the class: `Store.write`."""
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield before + node.name
+            yield from defined(node.body, f"{before}{node.name}.") if isinstance(node, ast.ClassDef) else ()
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+@pytest.mark.parametrize(("question", "file", "text"), WHERE)
+def test_the_page_on_the_code_names_files_and_names_that_exist(question, file, text):
+    path = ROOT / file.strip("`")
+    assert path.is_file()
+    # The names up to the first other words are those of this file.
+    names = re.findall(r"`([^`]+)`", re.split(r"; |, (?!`)", text)[0])
+    assert names and set(names) <= {*defined(ast.parse(path.read_text()).body)}
+
+
+def test_the_page_on_the_code_has_no_row_that_nobody_checks():
+    assert len(WHERE) == (DOCS / "where.md").read_text().count("\n| ") - 1 > 30
 
 
 @pytest.mark.parametrize("path", RUN, ids=name_of)

@@ -1,1 +1,1 @@
-"""For developers, not installed: run from the root of the tree, such as `python -m tools.pages.zoo`."""
+"""Tools for developers, not installed; run them from the root of the repository: `python -m tools.pages.zoo`."""

@@ -1,4 +1,4 @@
-"""What a hybrid owes to its window and to its sketch."""
+"""How much a hybrid's window and its sketch contribute to its loss."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """What each branch of a hybrid is worth, removed and trained alone: a panel for every hybrid, task and length."""
+    """What each branch of a hybrid is worth, removed or trained alone: one panel for each hybrid, task and length."""
     data, more = trained_cells(frame)
     found = attributions(data)
     if not found:

@@ -1,4 +1,4 @@
-"""Where the loss is: by how far back what a token repeats stands, and of the rest."""
+"""Loss by kind of token: tokens that repeat something, by the distance to it, and all others."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from bench.records.statistics import mean_interval
 SHARE = "share_"
 NEEDS = "needs bench=train of a language model and a control with losses by kind of token"
 WIDE = 3.0
-"""Inches that a panel of kinds needs."""
+"""Least width of a panel in inches."""
 _EXPLANATION = (
     "Test loss of each kind of token less that of the best negative control, paired by seed: means over {} seeds, bars "
     "95 % intervals over these (Student's t), not corrected for their number; below 0 is better. Recalled: the last of "
@@ -27,7 +27,7 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Loss by the distance of what a token repeats, less that of the best negative control."""
+    """Loss minus the best negative control's, by the distance to what a token repeats."""
     data, more = trained_cells(frame)
     properties = style.of_series(data)
     found = by_kind(data)
@@ -60,12 +60,12 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def by_kind(data: pd.DataFrame) -> pd.DataFrame:
-    """Of trained cells: differences of the loss of each kind of token to the best negative control of the task.
+    """Difference of the loss of each kind of token to the task's best negative control; `data` are trained cells.
 
     Returns:
-        `kind`, `seq_len`, `series`, `against`, `token` (nearest first), `share` of the tokens, `value` with `low` and
-        `high`: the mean over the `seeds` that both have and its interval over these, in nats; NaN for fewer than three.
-        The values of a series times the shares sum to the difference of the losses.
+        `kind`, `seq_len`, `series`, `against`, `token` (nearest first), its `share` of all tokens, and `value` with
+        `low` and `high`: mean and interval in nats over the `seeds` that both have; the interval is NaN for fewer than
+        three. The values of a series, weighted by the shares, sum to the difference of the losses.
     """
     tables = []
     for (kind, n), rows in panels(data[data["inputs"] == "language_modelling"]):
@@ -86,7 +86,7 @@ def by_kind(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def _parts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of one series: the loss of each kind of token that there is, a row for each seed."""
+    """The losses of one series: one row for each seed, one column for each kind of token."""
     kinds = rows.loc[rows["metric"].str.startswith(SHARE, na=False), "metric"].str.removeprefix(SHARE)
     found = rows[rows["metric"].isin("loss_" + kinds)]
     tokens = found["metric"].str.removeprefix("loss_")
@@ -94,7 +94,7 @@ def _parts(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _distance(token: str) -> float:
-    """Of `recalled_64_127`, the least; what repeats nothing is the last."""
+    """Sort key: the smallest distance, 64 for `recalled_64_127`; infinite for tokens that repeat nothing."""
     numbers = re.findall(r"\d+", token)
     return 0.0 if "below" in token else float(numbers[0]) if numbers else math.inf
 

@@ -1,4 +1,4 @@
-"""Recall without training: the pairs that a head's state gives back over its bytes, beside what any state could."""
+"""Recall without training: pairs recalled from a head's state over its bytes, and the bound for any state."""
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.tables.capacity import DOES_NOT, PREDICTS, answers, bits_needed, capacities, matched
 
-LEAST = 0.5  # pairs at the foot of a panel: bars that reach zero end there
+LEAST = 0.5  # pairs at the bottom of the logarithmic axis: bars that reach 0 end there
 _EXPLANATION = (
     "Upper left is better. Pairs: the most of which {share} are right, mean over draws, bars {bars}; ↑: at least as "
     "many as were tried. Black: no state of so few bytes holds more, log2 m! - 1 bits for m = {part} of the pairs (by "
@@ -22,7 +22,7 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Pairs that a state gives back without training, over its bytes; a panel for each kind of keys and head_dim."""
+    """Pairs that a state recalls without training, over its bytes; one panel for each kind of keys and head_dim."""
     data, notes = capacities(frame)
     properties = style.of_series(data)
     numbers, legend = marks.numbered(properties)
@@ -45,7 +45,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def _foretold(frame: pd.DataFrame) -> str:
-    """A sentence on trained recall, where models were trained: what is answered of how many tasks, lengths and keys."""
+    """A sentence that counts in how many tasks, lengths and keys capacity predicts trained recall; else empty."""
     try:
         found = matched(frame)
     except MissingRecords:
@@ -59,19 +59,19 @@ def _foretold(frame: pd.DataFrame) -> str:
 
 
 def mechanisms(found: pd.DataFrame) -> str:
-    """How many `analysis.tables.capacity.matched` has of a task, length and kind of keys: `6 to 8`."""
+    """Number of mechanisms per task, length and kind of keys of `analysis.tables.capacity.matched`: `6 to 8`."""
     counts = sorted(set(found.groupby(["task", "n", "keys"]).size()))
     return " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
 
 
 def _points(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the `state` in KiB, and bars that end at the foot of a panel."""
+    """The rows with the `state` in KiB and bars that end at `LEAST`."""
     states = {f"state{end}": rows[f"state_bytes{end}"] / 2**10 for end in ("", "_low", "_high")}
     return rows.assign(low=rows["low"].clip(lower=LEAST), **states)
 
 
 def _bounds(panel: Axes, rows: pd.DataFrame, head_dim: int, share: float) -> None:
-    """The least KiB that so many pairs take: of any state, and of a cache of keys and values in the cells' dtype."""
+    """Draw the KiB that pairs need: the bound for any state, and a cache of keys and values in the cells' dtype."""
     pairs = np.unique(np.geomspace(1, 4 * max(2.0, rows["value"].max()), 200).round())
     needed = np.array([bits_needed(count, share) for count in pairs]) / 2**13
     known = needed >= 2**-10

@@ -1,4 +1,4 @@
-"""Capacity against trained recall: whether what a state holds without training foretells what a model learns."""
+"""Capacity against trained recall: whether the capacity of an untrained state predicts what a model learns."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Right answers of trained models over the pairs of untrained states, a panel for each task, length and keys."""
+    """Right answers of trained models over the pairs of untrained states; one panel for each task, length and keys."""
     found = matched(frame)
     data, more = trained_cells(frame, ["associative_recall"])
     shown = data[data["series"].isin(found["series"])]

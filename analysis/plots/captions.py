@@ -1,4 +1,4 @@
-"""What captions say of the rows of a figure: the machine, the setting, disturbances, code, functions."""
+"""Sentences of captions about the rows of a figure: machine, settings, disturbances, code, functions."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ def machine(frame: pd.DataFrame) -> str:
 
 
 def setting(frame: pd.DataFrame) -> str:
-    """What the rows have in common, in words: dtype, heads, batch, mask, inputs."""
+    """The settings of the rows in words: dtype, heads, batch, mask, inputs."""
     batch = "batch_size" if frame["batch_size"].nunique() <= frame["tokens"].nunique() else "tokens"
     heads, weights = _values(frame, "num_heads"), _values(frame, "weights")
     parts = [
@@ -33,12 +33,12 @@ def setting(frame: pd.DataFrame) -> str:
 
 
 def conditions(frame: pd.DataFrame) -> str:
-    """Machine and setting as a sentence, and what not all points have in common: a quiet machine, code."""
+    """Sentences on machine and settings, and on points that were measured under disturbance or by different code."""
     return by_panel({"": frame})
 
 
 def by_panel(panels: Mapping[str, pd.DataFrame]) -> str:
-    """As `conditions` of all; where panels are of different inputs, each has its own setting behind its name."""
+    """As `conditions`; panels with different inputs each have their setting, after their name."""
     frame = pd.concat(panels.values())
     words = setting(frame)
     if len({_values(rows, "inputs") for rows in panels.values() if len(rows)}) > 1:
@@ -47,7 +47,7 @@ def by_panel(panels: Mapping[str, pd.DataFrame]) -> str:
 
 
 def disturbed(frame: pd.DataFrame) -> str:
-    """A sentence that names what was measured while the machine was not quiet; empty where nothing was."""
+    """A sentence that names what was measured while the machine was not quiet; empty without any."""
     rows = frame[frame["disturbed"]].drop_duplicates("cell_id").sort_values(["attention", "seq_len"])
     if rows.empty:
         return ""
@@ -57,13 +57,13 @@ def disturbed(frame: pd.DataFrame) -> str:
 
 
 def code(frame: pd.DataFrame) -> str:
-    """A sentence that names the mechanisms of which a line may join points of different code; empty without any."""
+    """A sentence that names the mechanisms whose points may come from different code; empty without any."""
     names = [shown(label) for label in of_several_codes(frame)]
     return f"Points that different code may have measured: {_list(names, MOST_NAMED)}." if names else ""
 
 
 def functions(rows: pd.DataFrame) -> str:
-    """What must be said where approximations of different functions share a figure; empty where none do."""
+    """Sentences on which mechanisms approximate softmax, and which compute other functions; may be empty."""
     is_softmax = rows["function"] == "softmax"
     other = sorted(set(rows.loc[~is_softmax, "mechanism"]))
     approximate = sorted(set(rows.loc[is_softmax & ~rows["exact"], "mechanism"]))

@@ -1,4 +1,4 @@
-"""Which of two is faster, and from which length on: ratios of interleaved rounds."""
+"""Which of two mechanisms is faster, and from which length on: ratios of interleaved rounds."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _PANEL = ["baseline", "causal", "pass"]
 _TIE: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10, "markerfacecolor": "none"}
 _TIE |= {"markeredgecolor": "0.45", "label": ""}
 MOST_MARKED = 6
-"""More vertical lines hide what they mark; `crossovers`, and the figure of that name, have a row for each."""
+"""Most series for which vertical lines mark crossovers; the table `crossovers` and figure `crossover` have all."""
 _EXPLANATION = (
     "Median over interleaved rounds of the baseline's time over theirs (above 1: faster), bars {}. Grey ring: a tie; "
     "pale band: where a ratio would be one{}."
@@ -28,10 +28,10 @@ _MARKED = "; vertical line: length from which the order holds, with its interval
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Speed-up from interleaved rounds over context length, with crossovers: a row per pass and a column per mask.
+    """Speed-up from interleaved rounds over context length, with crossovers: one row per pass, one column per mask.
 
-    Colour, marker and fill are the mechanism; dashes are the dtype, where there are several. Of a mask and pass with a
-    single length there is no panel, if another has more.
+    Colour, marker and fill show the mechanism; dashes show the dtype if there are several. A mask and pass with a
+    single length has no panel, if another has more.
     """
     data, notes = _select(frame)
     data = several_lengths(data, "compare", ["causal", "pass"])
@@ -62,7 +62,7 @@ def figure(frame: pd.DataFrame) -> Picture:
                 f"speed over {layout.shown(names[baseline])}" if panel is line[0] or len(baselines) > 1 else ""
             )
         marks.log_axis(line[0].yaxis, line[0].get_ylabel())
-    # Of the candidates and of the baselines.
+    # Conditions and functions of candidates and baselines.
     cells = frame[frame["cell_id"].isin(measured["cell_id"])]
     words = _EXPLANATION.format(intervals.bars(measured), _MARKED if crossed else "")
     text = [words, captions.conditions(cells), captions.functions(cells), *notes]
@@ -78,9 +78,9 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per baseline, candidate and pass: who is `faster` from which `seq_len` on (`low` to `high`).
+    """One row per baseline, candidate and pass: which is `faster` from which `seq_len` on (`low` to `high`).
 
-    Pairs whose order does not change within the lengths measured have no row.
+    Pairs whose order does not change within the measured lengths have no row.
     """
     data, _ = _select(frame)
     rows = []
@@ -92,18 +92,18 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_dtype(rows: pd.DataFrame, column: str = "attention") -> list[str]:
-    """Labels without the dtype that a comparison of several adds to them."""
+    """Labels without the dtype, which a comparison of several dtypes appends."""
     return [re.sub(r" dtype=\w+$", "", str(label)) for label in rows[column]]
 
 
 def dashes(dtypes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Lines of the legend that stand for no mechanism: of each dtype, where there are several."""
+    """Legend entries for the dashes of each dtype; empty if there is only one."""
     look = {"color": "0.35", "marker": ""}
     return {name: {"label": name, "linestyle": DTYPES[name], **look} for name in dtypes if len(dtypes) > 1}
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Speeds over one baseline: an exact softmax, if any was one. Settings name it and its dtype, labels the dtypes."""
+    """The comparable speed-ups, over exact softmax if it was a baseline, and sentences for the caption."""
     softmax = set(frame.loc[exact_softmax(frame), "attention"])
     over_softmax = frame["baseline"].isin(softmax) | (frame["bench"] != "compare")
     chosen = frame[over_softmax] if (over_softmax & (frame["bench"] == "compare")).any() else frame
@@ -117,7 +117,7 @@ def _overtakings(rows: pd.DataFrame) -> list[Overtaking]:
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, properties: dict[str, dict[str, Any]], dtypes: Sequence[str]) -> bool:
-    """One panel; returns whether crossovers are marked in it."""
+    """Draw one panel; returns whether crossovers are marked in it."""
     axes.axhline(1, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
     for (label, dtype), group in rows.groupby(["series", "dtype"], sort=True):
         group, line = group.sort_values("seq_len"), properties[label]

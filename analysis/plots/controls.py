@@ -1,4 +1,4 @@
-"""Differences to the controls: what a mechanism has learned that a window or exact softmax has not, and the reverse."""
+"""Differences in loss to the controls: how much better or worse a mechanism is than a window and than exact softmax."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ from analysis.selection import MissingRecords
 from analysis.training import panels, trained_cells, within
 
 ROW, NAMED = 0.2, 2.6
-"""Inches: of a mechanism's row, and of a panel with names beside it."""
+"""Inches: height of a mechanism's row; least width of a panel with names beside it."""
 LINEAR = 0.1
-"""Nats up to which an axis of differences is linear, where it is not so all along."""
+"""Nats up to which a symlog axis of differences is linear."""
 FAR = 0.4
-"""Nats above which it is not."""
+"""An axis that reaches further than this many nats is symlog."""
 _EXPLANATION = (
     "Test loss less that of the best negative control and less softmax's, paired by seed and stretch of the test "
     "split, with 95 % intervals over both: left is better. Words: verdicts corrected for all comparisons of a task "
@@ -30,7 +30,7 @@ _SYMLOG = f" Axes that reach beyond {FAR} nats are logarithmic from {LINEAR} nat
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Loss less that of the best negative control and less softmax's: a row of two panels for every task and length."""
+    """Loss minus the best negative control's and minus softmax's: a row of two panels for each task and length."""
     data, more = trained_cells(frame)
     properties = style.of_series(data)
     groups, keys = [], []
@@ -55,7 +55,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def _order(table: pd.DataFrame, found: Diagnosis) -> list[str]:
-    """The names from the lowest loss to the highest: by the difference to one control, which is 0 itself."""
+    """The names sorted by loss, lowest first, including the control itself."""
     anchor = found.negative or found.positive
     values = table[table["against"] == anchor].set_index("attention")["difference (nats)"]
     return sorted([*values.index, str(anchor)], key=lambda name: values.get(name, 0.0))
@@ -81,19 +81,19 @@ def _draw(
 
 
 def zero(axes: Axes) -> None:
-    """Where nothing differs, and how far from there that is as good as nothing."""
+    """Draw the line at 0 and the band of equivalence around it."""
     axes.axvspan(-MARGIN, MARGIN, color="0.9", linewidth=0, gid="margin")
     axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
 
 
 def bar(axes: Axes, value: float, low: float, high: float, at: float, look: dict[str, Any]) -> None:
-    """A difference at the height of its row, with its interval."""
+    """Draw a difference and its interval in the row at height `at`."""
     look = {**look, "linestyle": "none"}
     axes.errorbar(value, at, xerr=[[value - low], [high - value]], capsize=2, elinewidth=1.1, **look)
 
 
 def names_of_rows(axes: Axes, names: list[str]) -> None:
-    """Rows from above, as many as names, which stand beside the first panel of a row."""
+    """Make one row per name, the first at the top, with the names as tick labels."""
     axes.set_yticks(range(len(names)), [layout.fitted(name, 1.3, layout.SMALLEST) for name in names])
     axes.tick_params(axis="y", length=0, labelsize=layout.SMALLEST)
     axes.set_ylim(len(names) - 0.4, -0.6)
@@ -101,13 +101,13 @@ def names_of_rows(axes: Axes, names: list[str]) -> None:
 
 
 def word(axes: Axes, text: str, at: float) -> None:
-    """At the right end of a row, where `difference_axis` leaves room."""
+    """Write a text at the right end of a row, where `difference_axis` leaves room."""
     look: dict[str, Any] = {"fontsize": layout.SMALLEST, "va": "center", "ha": "right", "color": "black"}
     axes.text(0.995, at, text, transform=axes.get_yaxis_transform(), bbox={**marks.BOX, "pad": 0.3}, **look)
 
 
 def difference_axis(axes: Axes, label: str, room: float = 0.45) -> None:
-    """From the differences that are drawn, with room at the right; logarithmic on both sides where some are large."""
+    """Set the axis' limits from what is drawn, with room at the right; symlog if some differences are large."""
     low, high = axes.dataLim.intervalx
     low, high = min(low, -2 * MARGIN), max(high, 2 * MARGIN)
     axes.set_xlabel(label)
@@ -121,7 +121,7 @@ def difference_axis(axes: Axes, label: str, room: float = 0.45) -> None:
     edges = [left - 0.05 * (right - left), right + room / (1 - room) * (right - left)]
     axes.set_xlim(*scale.inverted().transform(np.array(edges)))
     ticks = SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=(1, 3)).tick_values(low, high)
-    # No numbers under the words.
+    # No tick labels below the words at the right.
     axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= 2.5 * high]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))

@@ -1,4 +1,4 @@
-"""From which length on does it pay? Speed over the fastest exact softmax that the machine has, whatever its dtype."""
+"""From which length on is a mechanism faster than the fastest exact softmax on the machine, in any dtype?"""
 
 import json
 from typing import Any
@@ -13,17 +13,17 @@ from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords, exact_softmax, newest, series, settle, unless_quiet
 from bench.records.statistics import Crossover, crossover, ratio_interval
 
-# What a curve over the length is of; a panel is of a pass and a direction.
+# Columns that identify a panel, and a curve over the length within it.
 PANEL = ["pass", "causal"]
 CURVE = ["series", "dtype", *PANEL]
 FLASH = ("flash", "float32")
 
-# A comparison that failed is one grey gap, which stands for all mechanisms.
+# A failed comparison is marked by one grey gap for all its mechanisms.
 _ALL, _GREY = "all", {"label": "all", "color": "0.35", "marker": "", "linestyle": "-"}
-# Inches: of a panel of speeds, of a line among the crossings, and across a panel with names beside it.
+# Inches: height of a panel of speeds, height of a row of crossovers, least width of a panel with names beside it.
 HEIGHT, ROW, NAMED = 2.5, 0.23, 2.6
 PALE: dict[str, Any] = {"alpha": 0.55, "linewidth": 0.9, "markersize": 3}
-"""Of lines of another dtype than the first, which are as many again."""
+"""Style of the lines in other dtypes than the first, so that they do not hide those."""
 _CROSSED = ["from_seq_len", "from_low", "from_high"]
 _EXPLANATION = (
     "Median over interleaved rounds of the time of the fastest exact softmax in them over theirs (above 1: faster), "
@@ -35,8 +35,8 @@ _EXPLANATION = (
 def figure(frame: pd.DataFrame) -> Picture:
     """Speed over the best exact softmax over context length, with crossovers.
 
-    A column per direction and a row per pass, each of two panels: the speeds with their intervals over rounds, and
-    the lengths at which the lines cross 1 for good, with theirs. Colour and marker are the mechanism, dashes the dtype.
+    One column per mask (causal or not) and one row per pass, with two panels each: the speeds with their intervals over
+    rounds, and the lengths from which the lines stay above 1, with their intervals. Dashes show the dtype.
     """
     timed, notes = _timed(frame)
     speeds = _over_best(timed)
@@ -76,9 +76,9 @@ def figure(frame: pd.DataFrame) -> Picture:
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Speed over flash and over the best exact softmax, and from which length on.
 
-    One row per mechanism, dtype, pass, direction and length. `over_flash` is over flash in float32 in the same rounds,
-    where it is there; `over_best` over `best`, the fastest exact softmax. `from_seq_len` is the length from which the
-    mechanism is faster than `best` for good, with its interval; missing where the measured lengths show no crossing.
+    One row per mechanism, dtype, pass, mask and length. `over_flash` is the speed over flash in float32 in the same
+    rounds, if it was measured; `over_best` is over `best`, the fastest exact softmax. `from_seq_len` is the length from
+    which the mechanism stays faster than `best`, with its interval; missing if the measured lengths show no crossover.
     """
     timed, _ = _timed(frame)
     best, keys = _over_best(timed), ["cell_id", "entry"]
@@ -103,14 +103,14 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The time of each mechanism of each comparison; `entry` is its label, `series` the label without the dtype."""
+    """Times of all mechanisms of all comparisons; `entry` is the label, `series` the label without the dtype."""
     data = frame[(frame["bench"] == "compare") & (frame["metric"] == "latency")]
     is_softmax = exact_softmax(data)
     both = is_softmax.groupby(data["cell_id"]).transform(lambda own: own.any() and not own.all())
     data = data.assign(exact_softmax=is_softmax)[both]
     if data.empty:
         raise MissingRecords("needs an ok record of bench=compare with an exact softmax and another mechanism")
-    # Which one was the command's baseline is nothing to these ratios.
+    # Ratios are computed anew here, so the command's own baseline does not matter.
     settings = [json.loads(text) for text in data["settings"]]
     plain = [json.dumps({key: value for key, value in each.items() if key != "baseline"}) for each in settings]
     data, notes = settle(data.assign(settings=plain), facets=("dtype", "causal"))
@@ -119,13 +119,13 @@ def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _over_best(timed: pd.DataFrame) -> pd.DataFrame:
-    """Each mechanism's speed over the exact softmax with the smallest median of its cell, named in `best`."""
+    """Each mechanism's speed over the fastest exact softmax (by median) of its cell, which `best` names."""
     fastest = timed[timed["exact_softmax"]].sort_values("value").drop_duplicates("cell_id")
     return newest(_over(timed, fastest), [*CURVE, "seq_len"]).reset_index(drop=True)
 
 
 def _over(timed: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
-    """Ratios of rounds over the baseline of each cell, where it has one."""
+    """Ratios per round over the baseline of each cell; cells without a baseline are left out."""
     rows, baselines = [], baselines.set_index("cell_id")
     for _, row in timed[timed["cell_id"].isin(baselines.index)].iterrows():
         baseline = baselines.loc[row["cell_id"]]
@@ -142,7 +142,7 @@ def _crossed(rows: pd.DataFrame) -> Crossover | None:
 
 
 def _winners(speeds: pd.DataFrame) -> str:
-    """Which exact softmax was the fastest, and where it was another one."""
+    """A sentence: which exact softmax is usually the fastest, and where another one is."""
     cells = speeds.drop_duplicates([*PANEL, "seq_len"])
     usual = cells["best"].mode()[0]
     others = []
@@ -153,7 +153,7 @@ def _winners(speeds: pd.DataFrame) -> str:
 
 
 def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
-    """A row per mechanism, the earliest first: the length from which it is ahead for good, or that there is none."""
+    """Draw one row per mechanism, the earliest first: the length from which it stays faster, or that there is none."""
     fates: dict[Any, tuple[float, Crossover | None]] = {}
     for curve, rows in speeds.groupby(["series", "dtype"]):
         crossed = _crossed(rows)
@@ -169,7 +169,7 @@ def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict
         if crossed is None:
             words = "behind throughout" if length else "ahead throughout"
             alike = [fates[curve][0] for curve in fates if curve[0] == name]
-            if len(alike) > 1 and len(set(alike)) == 1:  # said once of all dtypes
+            if len(alike) > 1 and len(set(alike)) == 1:  # one text for all dtypes
                 if dtype != next(one for of, one in fates if of == name):
                     continue
                 at = names.index(name)

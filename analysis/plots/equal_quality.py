@@ -1,4 +1,4 @@
-"""Faster than softmax and as good: speeds of a training step and differences of losses over the context length."""
+"""Faster than softmax and as good: speed of a training step and difference in loss over the context length."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from analysis.plots.layout import Picture
 from analysis.training import trained_cells
 
 ROW = 0.34
-"""Inches of a mechanism's row."""
+"""Height of a mechanism's row in inches."""
 _EXPLANATION = (
     "Left: time of a whole training step of the fastest exact softmax over theirs (above 1: faster), with 95 % "
     "intervals, in the same rounds{}. Middle: test loss less softmax's, paired by seed and stretch of the test split, "
@@ -26,10 +26,10 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """The shortest length that is faster than softmax and as good, with the speeds and losses: a row for each task."""
+    """The shortest length at which a mechanism is faster than softmax and as good: one row of panels for each task."""
     data, more = trained_cells(frame)
     found = lengths(frame, data)
-    if found["speed"].notna().any():  # a task of which no step was timed has no answer
+    if found["speed"].notna().any():  # a task without timed steps has no answer
         found = found[found.groupby("kind")["speed"].transform("count") > 0]
         data = data[data["kind"].isin(found["kind"])]
     properties = {name: line for name, line in style.of_series(data).items() if name in set(found["series"])}
@@ -64,7 +64,7 @@ def _line(axes: Axes, rows: pd.DataFrame, columns: tuple[str, str, str], look: d
 
 
 def _answers(axes: Axes, rows: pd.DataFrame, names: list[str], properties: dict[str, dict[str, Any]]) -> None:
-    """A row for each mechanism: whether it is faster and as good, length by length."""
+    """Draw one row for each mechanism: whether it is faster and as good, at each length."""
     answers = rows.drop_duplicates("series").set_index("series")["equal from"]
     for at, name in enumerate(names):
         colour = properties[name]["color"]

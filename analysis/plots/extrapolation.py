@@ -1,4 +1,4 @@
-"""How a model does at longer contexts than it was trained on."""
+"""Loss of a model at longer contexts than it was trained on."""
 
 import re
 
@@ -19,7 +19,7 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Test loss at longer contexts than a model was trained on, a panel for each task and trained length."""
+    """Test loss at longer contexts than a model was trained on; one panel for each task and trained length."""
     data, more = trained_cells(frame)
     tested = {str(name): int(found[1]) for name in data["metric"].dropna().unique() if (found := _AT.fullmatch(name))}
     if not tested:

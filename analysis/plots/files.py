@@ -1,4 +1,4 @@
-"""Figures as files: pictures, their captions, and the numbers that they show."""
+"""Write figures to files: pictures, captions, and the numbers that they show."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -28,15 +28,15 @@ COLUMNS = ("panel", "series", "line", "x", "x_low", "x_high", "y", "y_low", "y_h
 
 
 def save(figure: Picture, out_dir: str | Path, name: str, formats: Sequence[str] = DEFAULT) -> list[Path]:
-    """Write `name` in each of the formats, `csv` being its numbers; the same figure gives the same bytes.
+    """Write the figure as `name` in each format; `csv` has its numbers. The same figure gives the same bytes.
 
-    A caption that does not stand under the picture is written beside it, to `name`.txt.
+    A caption that is not part of the picture is written to `name`.txt.
 
     Returns:
         The files written.
 
     Raises:
-        OSError: one cannot be written.
+        OSError: a file cannot be written.
     """
     contents = {suffix: _content(figure, suffix) for suffix in formats}
     if not figure.captioned:
@@ -45,12 +45,12 @@ def save(figure: Picture, out_dir: str | Path, name: str, formats: Sequence[str]
 
 
 def numbers(figure: Picture) -> pd.DataFrame:
-    """What the panels show: a row for each point of each series, in the units of the axes.
+    """The numbers of all panels: one row for each point of each series, in the units of the axes.
 
     Returns:
-        `COLUMNS`: the panel's title, the series, which `line` of it (`seed` or `median` where it has several), the
-        point with the ends of its bars, or the status of a cell that did not measure, and what the axes are. A line
-        at one value of an axis has nothing of the other.
+        `COLUMNS`: the panel's title, the series, its `line` (`seed` or `median` if it has several), the point with the
+        ends of its bars or the status of a failed cell, and the labels of the axes. A horizontal line has no x, a
+        vertical one no y.
     """
     rows = [
         {
@@ -69,9 +69,9 @@ def numbers(figure: Picture) -> pd.DataFrame:
 
 
 def png(figure: Picture, resolution: int = RESOLUTION) -> bytes:
-    """The file of a picture with so many dots per inch; the same figure gives the same bytes."""
+    """The bytes of a PNG at `resolution` dots per inch; the same figure gives the same bytes."""
     buffer, smaller = io.BytesIO(_printed(figure, "png", resolution)), io.BytesIO()
-    # The same picture in a quarter of the bytes: its colours in a palette, none of them visibly another.
+    # A palette of 256 colours makes the file four times smaller without a visible change.
     picture = Image.open(buffer).convert("RGB")
     coloured = picture.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     coloured.save(smaller, "PNG", optimize=True, dpi=(resolution, resolution))
@@ -91,7 +91,7 @@ def _printed(figure: Picture, suffix: str, resolution: int) -> bytes:
 
 
 def _bars(axes: Axes) -> Iterator[dict[str, Any]]:
-    """Points with bars."""
+    """Points with error bars."""
     for container in axes.containers:
         if not isinstance(container, ErrorbarContainer):
             continue
@@ -105,7 +105,7 @@ def _bars(axes: Axes) -> Iterator[dict[str, Any]]:
 
 
 def _lines(axes: Axes) -> Iterator[dict[str, Any]]:
-    """Points without."""
+    """Points without error bars."""
     for line in axes.lines:
         if not str(line.get_label()).startswith("_") and line.get_gid() not in ("gap", "level", "upright"):
             for x, y in np.asarray(line.get_xydata()):
@@ -113,7 +113,7 @@ def _lines(axes: Axes) -> Iterator[dict[str, Any]]:
 
 
 def _levels(axes: Axes) -> Iterator[dict[str, Any]]:
-    """Lines at one value of an axis, each with its band."""
+    """Horizontal and vertical lines, each with the ends of its band."""
     for gid, axis in (("level", "y"), ("upright", "x")):
         lines = [line for line in axes.lines if line.get_gid() == gid]
         bands = [patch for patch in axes.patches if patch.get_gid() == gid]
@@ -124,10 +124,10 @@ def _levels(axes: Axes) -> Iterator[dict[str, Any]]:
 
 
 def _gaps(axes: Axes) -> Iterator[dict[str, Any]]:
-    """What did not measure."""
+    """Marks of failed cells, with their status."""
     lines = [line for line in axes.lines if line.get_gid() == "gap"]
     words = [text for text in axes.texts if text.get_gid() == "gap"]
-    # A gap that is a word alone has no place.
+    # A mark without a line (a word only) has no x.
     for line, word in zip(lines, words, strict=False):
         for x, _ in np.asarray(line.get_xydata()):
             yield {"series": line.get_label(), "x": x, "status": word.get_text()}

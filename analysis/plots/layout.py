@@ -1,4 +1,4 @@
-"""The page of a figure: the width of a column, panels that fit into it, text that can be read there, the caption."""
+"""Layout of figures: column widths of papers, panels that fit, readable text sizes, legends and captions."""
 
 import math
 import re
@@ -19,21 +19,21 @@ from bench.common.errors import bounded
 from bench.published.papers import NAMES
 
 WIDTHS = {"single": 3.25, "double": 6.75}
-"""Inches of one column and of both, as ICML has them; others are within a tenth (ACL 3.03, AAAI 3.3, IEEE 3.5)."""
+"""Inches of one column and of both in ICML's style; others are within a tenth (ACL 3.03, AAAI 3.3, IEEE 3.5)."""
 HIGHEST = 8.8
-"""Inches of a page of text, as ICML has it (9), with a line between."""
+"""Highest figure in inches: the text of an ICML page (9) without one line."""
 SMALLEST = 6.5
-"""Points of the smallest text: above 6 in the narrowest of these columns."""
-PANEL = (3.4, 2.7)  # inches, without legend and caption, where no width is asked for
-LEAST = 1.5  # inches of a panel in a column
-LOW = 1.75  # inches of its height
+"""Smallest font size in points: still above 6 if scaled to the narrowest of these columns."""
+PANEL = (3.4, 2.7)  # width and height of a panel in inches, without legend and caption, if no width is set
+LEAST = 1.5  # least width of a panel in a column, in inches
+LOW = 1.75  # its least height in inches
 LEGEND_LINES, LEGEND_LINE_INCHES = 3, 0.17
 CAPTION_POINTS = 7
 LONGEST_NAME = 80  # characters
-LONGEST_LABEL = 2.4  # inches of a line in a legend
+LONGEST_LABEL = 2.4  # longest line of a legend's label, in inches
 SQUARE: dict[str, Any] = {"solid_capstyle": "projecting"}
-"""Of lines that stand for no curve."""
-_LETTER = 0.6  # of its size, a letter's width, or a little less
+"""Style of lines that are not curves, such as the line at 0."""
+_LETTER = 0.6  # about the mean width of a letter, relative to the font size
 
 _RC = (
     sns.axes_style("ticks", {"axes.grid": True, "grid.color": ".9", "grid.linewidth": 0.6})
@@ -45,10 +45,10 @@ _RC = (
         "lines.linewidth": 1.3,
         "xtick.major.width": 0.8,
         "ytick.major.width": 0.8,
-        # Venues refuse Type 3 fonts.
+        # TrueType: many venues refuse Type 3 fonts.
         "pdf.fonttype": 42,
         "svg.hashsalt": "attention-zoo",
-        # A $ in the name of a mechanism is a dollar.
+        # A $ in the name of a mechanism must not start a formula.
         "text.parse_math": False,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -70,7 +70,7 @@ _IN_A_COLUMN = {
 
 
 class Page(NamedTuple):
-    """The page that figures are drawn for, see `page`."""
+    """The page that figures are drawn for; see `page`."""
 
     width: float | None = None
     captions: bool = True
@@ -82,15 +82,15 @@ _PAGE = ContextVar("page", default=Page())  # noqa: B039 - it cannot be changed
 
 @contextmanager
 def page(width: float | str | None = None, captions: bool = True, names: str = "code") -> Iterator[None]:
-    """Figures that are made within are made for this page.
+    """Context manager: figures made inside are laid out for this page.
 
     Args:
-        width: `single` or `double` (a column, or both), or inches; None is as wide as the panels are.
-        captions: whether the caption stands under the picture; `files.save` writes it beside the picture if not.
-        names: `code`, or `papers`: a mechanism that a paper's table names is called what that calls it.
+        width: `single` or `double` (one column or both), or inches; None: as wide as the panels need.
+        captions: True draws the caption below the panels; False lets `files.save` write it to a text file.
+        names: names of mechanisms: `code`, or `papers` for the names in the papers' tables.
 
     Raises:
-        ValueError: a width or names that there are not.
+        ValueError: an invalid width or kind of names.
     """
     if names not in ("code", "papers"):
         raise ValueError(f"names={names!r}: must be code or papers")
@@ -102,7 +102,7 @@ def page(width: float | str | None = None, captions: bool = True, names: str = "
 
 
 def inches(width: float | str) -> float:
-    """The width of a column by its name in `WIDTHS`, or as it is; raises `ValueError` for neither."""
+    """A width in inches, from a name in `WIDTHS` or a number; raises `ValueError` for anything else."""
     try:
         number = WIDTHS[width] if isinstance(width, str) and width in WIDTHS else float(width)
     except ValueError:
@@ -113,7 +113,7 @@ def inches(width: float | str) -> float:
 
 
 class Picture(Figure):
-    """A figure that knows its caption and how wide its panels are, and is always saved in the style of the page."""
+    """A matplotlib figure with its caption and the width of its panels, always saved in the style of the page."""
 
     caption = ""
     captioned = True
@@ -121,29 +121,29 @@ class Picture(Figure):
 
     @property
     def fits(self) -> bool:
-        """Whether it is no higher than a page; a screen has no end."""
+        """Whether the figure is no higher than a page; always True if the page has no width (on a screen)."""
         return not in_a_column() or self.get_figheight() <= HIGHEST
 
     def savefig(self, *arguments: Any, **keywords: Any) -> None:
-        """As of `Figure`."""
+        """Like `Figure.savefig`, in the style of the page."""
         with styled():
             super().savefig(*arguments, **keywords)
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Figures are drawn with the settings of matplotlib that this page has; also a decorator, as `@styled()`."""
+    """Context manager and decorator (`@styled()`): draw with the matplotlib settings of the page."""
     with mpl.rc_context(_RC | _IN_A_COLUMN if in_a_column() else _RC):
         yield
 
 
 def in_a_column() -> bool:
-    """Whether the page has a width."""
+    """Whether the page has a width, so that figures are laid out for a paper's column."""
     return _PAGE.get().width is not None
 
 
 def shown(name: str) -> str:
-    """A name as a panel or a legend has room for it: on a page with the papers' names, that of its variant."""
+    """The name to display, shortened if it is very long; with `names="papers"`, the papers' name of the variant."""
     if _PAGE.get().papers_names:
         variant, space, settings = name.partition(" ")
         name = NAMES.get(variant, variant) + space + settings
@@ -151,13 +151,13 @@ def shown(name: str) -> str:
 
 
 def beside(count: int, least: float = LEAST) -> int:
-    """How many of so many panels stand beside each other, where each has at least so many inches."""
+    """How many of `count` panels fit beside each other, if each is at least `least` inches wide."""
     width = _PAGE.get().width
     return count if width is None else max(1, min(count, int(width / least)))
 
 
 def height(asked: float, columns: int) -> float:
-    """Inches of a row of so many panels: as asked, but on a page with a width neither flat nor higher than wide."""
+    """Height in inches of a row of `columns` panels: as asked, but limited by the panels' width if the page has one."""
     return min(asked, max(LOW, 0.68 * (_PAGE.get().width or math.inf) / columns))
 
 
@@ -172,9 +172,9 @@ def panels(
 ) -> tuple[Picture, np.ndarray]:
     """A figure of `rows` x `columns` panels (an array of that shape) with room for a legend and a caption.
 
-    Where a row does not fit into the page's column, it goes on below itself. `share_y`: the panels of a row have one
-    vertical axis. In inches: `heights` of each row, the `width` of a column on a page without a width, and the `least`
-    that a panel needs on a page with one.
+    A row that is too wide for the page is wrapped into several lines. `share_y`: the panels of a row share their
+    vertical axis. In inches: `heights` of the rows, `width` of a panel on a page without a width, and `least` width of
+    a panel on a page with one.
     """
     lines = math.ceil(columns / beside(columns, least))
     fit = math.ceil(columns / lines)
@@ -196,7 +196,7 @@ def panels(
 
 
 def grid(count: int, columns: int = 3) -> tuple[Picture, list[Axes]]:
-    """A figure of `count` panels, so many beside each other, each with axes of its own."""
+    """A figure of `count` panels with at most `columns` beside each other, each with its own axes."""
     columns = beside(min(count, columns))
     figure, axes = panels(math.ceil(count / columns), columns, share_y=False)
     for unused in axes.flat[count:]:
@@ -205,7 +205,7 @@ def grid(count: int, columns: int = 3) -> tuple[Picture, list[Axes]]:
 
 
 def title(axes: Axes, text: str, points_above: float = 6) -> None:
-    """The title of one panel, in lines where it is wider than the panel."""
+    """Set the title of one panel, wrapped if it is wider than the panel."""
     size, width = float(mpl.rcParams["axes.titlesize"]), picture(axes).panel_width
     text = bounded(text, LONGEST_NAME)
     is_wide = not in_a_column() and _LETTER * size * len(text) > 72 * width
@@ -213,21 +213,21 @@ def title(axes: Axes, text: str, points_above: float = 6) -> None:
 
 
 def titles(axes: Axes, text: str, small: str) -> None:
-    """The title of one panel, and smaller words below it."""
+    """Set the title of one panel, and a smaller subtitle."""
     words = fitted(small, 0.65 * picture(axes).panel_width, SMALLEST)
     axes.text(0.5, 1.02, words, transform=axes.transAxes, ha="center", va="bottom", fontsize=SMALLEST)
     title(axes, text, 5 + 10 * (words.count("\n") + 1))
 
 
 def finish(figure: Picture, properties: dict[str, dict[str, Any]], *sentences: str) -> Picture:
-    """The figure with a legend above the panels, where there are properties for one, and with its caption.
+    """Add a legend above the panels (for `properties`, if any) and the caption, and return the figure.
 
-    The caption is the sentences that are not empty: under the picture and wrapped to its width, or beside it.
+    The caption joins the sentences that are not empty. It is wrapped below the panels, unless the page has none.
     """
     if properties:
         _legend(figure, properties)
     figure.caption, figure.captioned = " ".join(filter(None, sentences)), _PAGE.get().captions
-    # Names of axes no wider than the panels, and those of vertical axes again where a row went on below itself.
+    # Wrap labels of axes to the panels, and repeat shared vertical labels in each line of a wrapped row.
     for axes in figure.axes if in_a_column() else ():
         axes.set_xlabel(fitted(axes.get_xlabel(), 0.75 * figure.panel_width, 7))
         labels = [label for other in axes.get_shared_y_axes().get_siblings(axes) if (label := other.get_ylabel())]
@@ -239,12 +239,12 @@ def finish(figure: Picture, properties: dict[str, dict[str, Any]], *sentences: s
 
 
 def handles(properties: dict[str, dict[str, Any]], **line: Any) -> list[Line2D]:
-    """What a legend shows of each series, as a `line` where the properties do not say how."""
+    """Legend handles of the series; `line` gives defaults for properties that a series does not set."""
     return [Line2D([], [], **{"label": shown(name), **line, **own}) for name, own in properties.items()]
 
 
 def _legend(figure: Picture, properties: dict[str, dict[str, Any]]) -> None:
-    """One legend for the whole figure, which grows by what the legend has beyond a few lines."""
+    """Add one legend for the whole figure, and make the figure higher if the legend has many lines."""
     width, height = figure.get_size_inches()
     letter, line, free = (0.055, 0.14, 0) if in_a_column() else (0.058, LEGEND_LINE_INCHES, LEGEND_LINES)
     lines = handles(properties, linewidth=1.5, **SQUARE)
@@ -260,7 +260,7 @@ def _legend(figure: Picture, properties: dict[str, dict[str, Any]]) -> None:
 
 
 def _caption(figure: Picture) -> None:
-    """Under the panels, for which the figure grows."""
+    """Write the caption below the panels, and make the figure higher by its height."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(figure.caption, int(width * 72 / (CAPTION_POINTS * 0.56)))
     needed = (len(lines) + 1) * CAPTION_POINTS * 1.35 / 72
@@ -272,23 +272,23 @@ def _caption(figure: Picture) -> None:
 
 
 def picture(axes: Axes) -> Picture:
-    """The figure that a panel is part of."""
+    """The figure of a panel."""
     assert isinstance(axes.figure, Picture)
     return axes.figure
 
 
 def fitted(text: str, width: float, points: float) -> str:
-    """The text, on a page with a width in lines of so many inches."""
+    """The text, wrapped to `width` inches if the page has a width."""
     return wrapped(text, width, points) if in_a_column() else text
 
 
 def wrapped(text: str, width: float, points: float) -> str:
-    """The text in lines of so many inches."""
+    """The text, wrapped to `width` inches at a font size of `points`."""
     letters = max(8, int(width * 72 / (_LETTER * points)))
     return _Names(width=letters, break_on_hyphens=False).fill(text.replace(" = ", "\xa0=\xa0"))
 
 
 class _Names(textwrap.TextWrapper):
-    """Breaks lines after the underscores of a name, too."""
+    """A `TextWrapper` that also breaks lines after the underscores of a name."""
 
     wordsep_simple_re = re.compile(r"([ \n]+)|(?<=_)")

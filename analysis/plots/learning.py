@@ -1,4 +1,4 @@
-"""How mechanisms learn a task over the steps of training, and how many pairs they recall."""
+"""Learning curves: loss and accuracy over the steps of training, and how many pairs mechanisms recall."""
 
 import json
 from typing import Any
@@ -15,13 +15,13 @@ from analysis.training import over_seeds, panels, trained_cells, within
 
 LOSS = ("validation_loss", "loss (nats)")
 RIGHT = ("validation_example_accuracy", "examples wholly right (%)")
-# No model names every token of a text.
+# For text, accuracy counts single tokens, since no model predicts every token of an example.
 RIGHT_TOKENS = ("validation_token_accuracy", "tokens right (%)")
 SUDDEN = ("induction_heads", "selective_copying")
 FOR_A_LINE = 3
-"""Points: through two of them a line says no more than they do."""
+"""Fewest numbers of pairs for a line over them; fewer get a panel each."""
 SIDE_BY_SIDE = 3
-"""Tasks and lengths, above which two stand beside each other."""
+"""With more tasks and lengths than this, two of them are placed beside each other."""
 _SEEDS = "Thick lines: medians over seeds; thin ones: each seed."
 _EXPLANATION = f"On the validation split. {_SEEDS}"
 _RIGHT = "Wholly right: every answer of the example is."
@@ -33,7 +33,7 @@ _RECALLED = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Loss and right answers over the steps of training: two panels for every task and length."""
+    """Loss and right answers over the steps of training: two panels for each task and length."""
     data, notes = trained_cells(frame)
     groups = panels(data[data["status"] == "ok"])
     data = within(data, [key for key, _ in groups])
@@ -57,7 +57,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 def sudden(frame: pd.DataFrame) -> Picture:
     """Copying and induction over the steps of training (PolySketchFormer, Figure 5).
 
-    A row for every task and length, a panel for every mechanism. A run that failed is named where it would be.
+    One row for each task and length, one panel for each mechanism. Failed runs are named in the panel.
     """
     data, notes = trained_cells(frame, SUDDEN)
     properties = style.of_series(data)
@@ -76,7 +76,7 @@ def sudden(frame: pd.DataFrame) -> Picture:
 
 
 def by_step(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The curve of a metric: a row for each step at which it was evaluated, a column for each run."""
+    """The curves of a metric: one row for each evaluated step, one column for each run."""
     values, steps = (rows[rows["metric"] == name].set_index("cell_id")["raw"] for name in (metric, "validation_step"))
     factor = 100 if "accuracy" in metric else 1
     return pd.DataFrame({cell: pd.Series(factor * raw, index=steps[cell]) for cell, raw in values.items()})
@@ -97,9 +97,9 @@ def _small(panel: Axes, rows: pd.DataFrame, line: dict[str, Any]) -> None:
 
 @layout.styled()
 def recall(frame: pd.DataFrame) -> Picture:
-    """Associative recall over the number of pairs, a panel for each length.
+    """Associative recall over the number of pairs; one panel for each length.
 
-    Of fewer than `FOR_A_LINE` numbers of pairs there is no line: each has a panel, with a row for each mechanism.
+    With fewer than `FOR_A_LINE` numbers of pairs, each has its own panel with one row for each mechanism.
     """
     data, notes = trained_cells(frame, ["associative_recall"])
     tasks = [json.loads(text) for text in data["task"]]
@@ -128,7 +128,7 @@ def recall(frame: pd.DataFrame) -> Picture:
 
 
 def _rows_of(properties: dict[str, dict[str, Any]], count: int) -> tuple[Picture, list[Axes]]:
-    """So many panels with a row for each series, whose names stand beside the first."""
+    """`count` panels with one row for each series; the names are beside the first panel."""
     columns = layout.beside(count, NAMED)
     heights = [0.7 + 1.6 * ROW * len(properties)] * -(-count // columns)
     drawn, axes = layout.panels(len(heights), columns, heights=heights)

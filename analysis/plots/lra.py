@@ -1,4 +1,4 @@
-"""Figures 2 and 3 of Skeinformer (Chen et al. 2022, appendices A.3 and A.5), of models trained on Long Range Arena."""
+"""Figures 2 and 3 of Skeinformer (Chen et al. 2022, appendices A.3 and A.5): models trained on Long Range Arena."""
 
 from itertools import cycle
 
@@ -14,9 +14,9 @@ from analysis.tables.lra import NEEDS, TASKS
 from analysis.training import BUSY, PANEL, panels, trained_cells, with_settings, within
 
 TASK = "text"
-"""Of the paper's Figure 3."""
+"""The task of the paper's Figure 3."""
 MARKERS, SHADES = ("o", "s", "^", "D"), ("0", "0.35", "0.55", "0.7")
-"""Of batch sizes, from the smallest."""
+"""Markers and grey levels of batch sizes, the smallest first."""
 _SEEDS = "Medians over seeds"
 _TIME = (
     f"Seconds of the training steps alone, the median of the seeds on quiet cores. Thick lines: {_SEEDS.lower()} of "
@@ -27,7 +27,7 @@ _SENSITIVITY = f"{_SEEDS}, bars from the least to the greatest. The paper has te
 
 @layout.styled()
 def figure2(frame: pd.DataFrame) -> Picture:
-    """Validation loss over the time of training on Long Range Arena (Skeinformer, Figure 2): a panel for each task."""
+    """Validation loss over training time on Long Range Arena (Skeinformer, Figure 2): one panel for each task."""
     data, notes = trained_cells(frame, TASKS)
     quiet = data[(data["status"] == "ok") & ~(data["busy"] > BUSY) & (data["metric"] == "validation_seconds")]
     if quiet.empty:
@@ -54,8 +54,8 @@ def figure2(frame: pd.DataFrame) -> Picture:
 def figure3(frame: pd.DataFrame) -> Picture:
     """Sensitivity on Long Range Arena: to learning rate and batch size (Skeinformer, Figure 3), and to the size d.
 
-    Accuracy and time of Skeinformer on text over the learning rate, a line for each batch size; and the accuracy of
-    what has a size d over it, where most sizes were trained.
+    Accuracy and time of Skeinformer on text over the learning rate, with one line for each batch size; and accuracy
+    over the size d, for the task with most sizes.
     """
     cells = frame[(frame["bench"] == "train") & frame["inputs"].isin(TASKS)]
     cells = with_settings(
@@ -88,14 +88,14 @@ def figure3(frame: pd.DataFrame) -> Picture:
 
 
 def _richest(cells: pd.DataFrame, fixed: list[str], over: list[str]) -> pd.DataFrame:
-    """Of the cells that agree in `fixed` those with most different values in `over`; of equal ones the newest."""
+    """The group of cells with equal `fixed` columns that has most different values of `over`; newest cell of each."""
     groups = [rows for _, rows in cells.groupby(fixed)]
     most = max(groups, key=lambda rows: len(rows[over].drop_duplicates()), default=cells)
     return newest(most, [*over, "seed", "metric"])
 
 
 def _over_seeds(rows: pd.DataFrame, x: str) -> pd.DataFrame:
-    """A row for each x: median, least and greatest value."""
+    """One row for each x: median, least and greatest value."""
     values = rows.groupby(x)["value"]
     return pd.DataFrame({"value": values.median(), "low": values.min(), "high": values.max()}).reset_index()
 

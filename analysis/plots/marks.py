@@ -1,4 +1,4 @@
-"""What stands in the panels of all figures: axes, bars, curves, and marks of what is missing."""
+"""Elements of panels that figures share: axes, error bars, curves, labels, and marks of failed cells."""
 
 import math
 import zlib
@@ -17,13 +17,13 @@ from analysis.selection import PASSES as PASSES
 
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
 LENGTH = "context length n (tokens)"
-_LETTER = 0.62  # of its size, a letter's width
+_LETTER = 0.62  # mean width of a letter, relative to the font size
 BOX: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-"""Around words that stand on lines."""
+"""Background box of texts that lie over lines."""
 
 
 def length_axis(axes: Axes, lengths: Iterable[int], label: str = LENGTH) -> None:
-    """A base-2 logarithmic axis with one tick for each length that has room, in the papers' way of writing them."""
+    """Make the x axis logarithmic (base 2), with a tick such as `4k` for each length, as far as there is room."""
     ticks = sorted({int(length) for length in lengths})
     every = math.ceil(len(ticks) / max(2, int(0.8 * picture(axes).panel_width / 0.27)))
     axes.set_xscale("log", base=2)
@@ -35,17 +35,17 @@ def length_axis(axes: Axes, lengths: Iterable[int], label: str = LENGTH) -> None
 
 
 def length_name(length: int) -> str:
-    """`512`, `1k`, `32k`; a length that is no multiple of 1024 is written out."""
+    """`512`, `1k`, `32k`; lengths that are not multiples of 1024 are written out."""
     return f"{length // 1024}k" if length % 1024 == 0 and length else str(length)
 
 
 def log_axis(axis: Axis, label: str) -> None:
-    """A logarithmic axis in plain numbers, with enough of them for a narrow range."""
+    """Make an axis logarithmic, with plain numbers as ticks, and enough ticks for a narrow range."""
     set_scale = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
     set_scale("log")
     axis.set_label_text(label)
     low, high = sorted(map(float, axis.get_view_interval()))
-    # Labels below each other stand closer than those beside each other.
+    # A vertical axis has room for more tick labels than a horizontal one.
     all_of_them = range(1, 10) if axis is axis.axes.yaxis else (1, 2, 3, 4, 6, 8)
     most, decades = 12, math.log10(high / low)
     if axis is axis.axes.xaxis:
@@ -61,7 +61,7 @@ def log_axis(axis: Axis, label: str) -> None:
 
 
 def value_axis(axis: Axis, label: str) -> None:
-    """A logarithmic axis, unless all values are within a factor of three."""
+    """Make an axis logarithmic, unless all values are within a factor of three."""
     low, high = sorted(map(float, axis.get_view_interval()))
     if low > 0 and high / low < 3:
         axis.set_label_text(label)
@@ -80,9 +80,9 @@ def over_lengths(
     x: str = "seq_len",
     label: str = LENGTH,
 ) -> None:
-    """A line with bars for each series over the lengths `x`, and a gap where it was not measured.
+    """Draw a line with error bars for each series over the lengths `x`, and mark failed cells.
 
-    Gaps and the axis of lengths are of `rows`, the line is of those that are `measured`, in the axis' unit `scale`.
+    `measured` has the values, which are multiplied by `scale`; `rows` has all cells, for the marks and the axis.
     """
     for name, of_series in measured.groupby("series"):
         errorbar(axes, of_series, x, properties[name], scale)
@@ -91,25 +91,25 @@ def over_lengths(
 
 
 def curves(axes: Axes, of_seeds: pd.DataFrame, properties: dict[str, Any]) -> None:
-    """A thin line for each column, a seed's values over the index, and a thick one, with marks, for their median."""
+    """Draw a thin line for each column (a seed's values over the index), and a thick one with markers: the median."""
     line = {"color": properties["color"], "label": properties["label"]}
     if of_seeds.shape[1] > 1:
         axes.plot(of_seeds.index, of_seeds, linewidth=0.5, alpha=0.4, gid="seed", **line)
     step = max(1, len(of_seeds) // 6)
-    # Marks that start apart, so that curves on top of each other are still told apart.
+    # Markers of different series start at different points, so that overlapping curves can be told apart.
     start = zlib.crc32(properties["label"].encode()) % step
     axes.plot(of_seeds.index, of_seeds.median(axis=1), markevery=(start, step), gid="median", **properties)
 
 
 def errorbar(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, Any], scale: float = 1) -> None:
-    """The values of one series over `x`, times `scale`, with bars from low to high where there are any."""
+    """Draw the values of one series over `x`, times `scale`, with error bars from low to high if there are any."""
     rows = rows.sort_values(x)
     value, low, high = (rows[name].to_numpy(float) * scale for name in ("value", "low", "high"))
     axes.errorbar(rows[x].to_numpy(float), value, yerr=np.vstack([value - low, high - value]), capsize=2, **properties)
 
 
 def point(axes: Axes, row: pd.Series, x: str, properties: dict[str, Any], **look: Any) -> None:
-    """One value over `x` with bars of both."""
+    """Draw one point with horizontal and vertical error bars."""
     bars = {
         "xerr": [[row[x] - row[f"{x}_low"]], [row[f"{x}_high"] - row[x]]],
         "yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]],
@@ -118,7 +118,7 @@ def point(axes: Axes, row: pd.Series, x: str, properties: dict[str, Any], **look
 
 
 def numbered(properties: dict[str, dict[str, Any]]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """A number for each series, and the legend that has them: without lines, variants of one mechanism look alike."""
+    """A number for each series, and a legend with these numbers, for points that look alike without lines."""
     numbers = {name: str(number) for number, name in enumerate(properties, 1)}
     legend = {
         name: {**line, "label": f"{numbers[name]} {line['label']}", "linestyle": "none"}
@@ -128,13 +128,13 @@ def numbered(properties: dict[str, dict[str, Any]]) -> tuple[dict[str, str], dic
 
 
 def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None:
-    """A text at each point, where it covers no other text, no point and no bar, if there is such a place.
+    """Write a text near each point where it covers no other text, point or error bar, if there is such a place.
 
-    The nearest of places around the point, which a thin line joins to it where it is not beside it. To be called when
-    the axes have their scales.
+    The nearest free place is taken; a thin line joins the text to its point if they are not close. Call this after the
+    scales of the axes are set.
     """
-    size = 72 * np.array([0.75 * picture(axes).panel_width, 0.7 * PANEL[1]])  # points, about
-    axes.get_xlim(), axes.get_ylim()  # what is drawn settles the limits when they are asked for
+    size = 72 * np.array([0.75 * picture(axes).panel_width, 0.7 * PANEL[1]])  # of a panel in points, about
+    axes.get_xlim(), axes.get_ylim()  # matplotlib computes automatic limits only when they are read
 
     def placed(across: str, along: str) -> np.ndarray:
         return (
@@ -153,7 +153,7 @@ def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None
         needed = np.array([_LETTER * SMALLEST * len(text), 1.25 * SMALLEST])
         offset = min(_places(needed), key=lambda corner: _cost(place + corner, needed, taken, size))
         taken.append((place + offset - 2, place + offset + needed + 2))
-        # The nearest point of the text.
+        # The point of the text's box that is nearest to its data point.
         near = np.clip(0, offset, offset + needed)
         far: dict[str, Any] = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
         joined: dict[str, Any] = (
@@ -163,7 +163,7 @@ def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None
 
 
 def _places(needed: np.ndarray) -> Iterator[np.ndarray]:
-    """Where a text of that size may have its lower left corner, in points from its point: the near ones first."""
+    """Candidate offsets in points from a data point to the text's lower left corner, the nearest first."""
     for away in (5, 9, *range(14, 100, 7)):
         for angle in np.arange(0, 2 * np.pi, np.pi / 8) + np.pi / 4:
             side = np.array([np.cos(angle), np.sin(angle)])
@@ -171,7 +171,7 @@ def _places(needed: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _cost(low: np.ndarray, needed: np.ndarray, taken: list[tuple[np.ndarray, np.ndarray]], size: np.ndarray) -> float:
-    """How bad a place is: by what it covers, and by what of it is outside."""
+    """How bad a place is: the area that it covers, plus a penalty for being outside the panel."""
     high = low + needed
     both = [np.minimum(high, top) - np.maximum(low, bottom) for bottom, top in taken]
     covered = sum(float(np.prod(overlap + 1)) for overlap in both if (overlap > 0).all())
@@ -180,9 +180,9 @@ def _cost(low: np.ndarray, needed: np.ndarray, taken: list[tuple[np.ndarray, np.
 
 
 def front(points: pd.DataFrame, x: str, exact: float = np.inf) -> pd.DataFrame:
-    """The rows that no other row beats in `x` or `value` without losing in the other, by `x`.
+    """The Pareto front, sorted by `x`: rows that no other row dominates in `x` and `value` (both lower is better).
 
-    `exact` is the value of the best mechanism that has no error at all.
+    `exact` is the value of the best mechanism without error (`x` = 0).
     """
     ordered = points.sort_values([x, "value"])
     best_before = ordered["value"].cummin().shift(fill_value=np.inf).clip(upper=exact)
@@ -190,13 +190,13 @@ def front(points: pd.DataFrame, x: str, exact: float = np.inf) -> pd.DataFrame:
 
 
 def front_line(axes: Axes, best: pd.DataFrame, x: str) -> None:
-    """A pale line that joins the points of a front, which may be a single one."""
+    """Draw a pale line through the points of a Pareto front, or around a single point."""
     shade: dict[str, Any] = {"color": "0.6", "linewidth": 3, "marker": "o", "markersize": 11, "alpha": 0.5}
     axes.plot(best[x], best["value"], **shade, **SQUARE, zorder=1, gid="front")
 
 
 def level(axes: Axes, row: Any, properties: dict[str, Any], along: Literal["y", "x"] = "y") -> None:
-    """A line at one value of an axis, all across the panel, with a pale band from low to high."""
+    """Draw a line across the panel at a value of the `along` axis, with a pale band from low to high."""
     line, span = (axes.axhline, axes.axhspan) if along == "y" else (axes.axvline, axes.axvspan)
     line(row.value, **properties, gid="level" if along == "y" else "upright")
     span(
@@ -205,7 +205,7 @@ def level(axes: Axes, row: Any, properties: dict[str, Any], along: Literal["y", 
 
 
 def broken(upper: Axes, lower: Axes) -> None:
-    """Two panels as one whose vertical axis is broken."""
+    """Make two panels look like one with a broken vertical axis."""
     upper.spines["bottom"].set_visible(False)
     upper.tick_params(axis="x", length=0, labelbottom=False)
     cut: dict[str, Any] = {"marker": [(-1, -0.6), (1, 0.6)], "markersize": 8, "linestyle": "none", "color": "black"}
@@ -214,10 +214,10 @@ def broken(upper: Axes, lower: Axes) -> None:
 
 
 def gaps(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, dict[str, Any]]) -> None:
-    """Mark above the panel, at its place along `x`, each cell that did not measure, in its series' colour.
+    """Mark each failed cell above the panel, at its `x` and in its series' colour.
 
-    Each series has a line of its own, above which the title moves; neighbours with the same outcome share one word.
-    `rows` has `series`, `status` and `x`.
+    Each series has its own line of marks, and the title moves up. Neighbours with the same status share one word.
+    `rows` must have `series`, `status` and `x`.
     """
     failed = rows[rows["status"] != "ok"].drop_duplicates(["series", x]).sort_values(x)
     for lane, (name, cells) in enumerate(failed.groupby("series")):
@@ -230,7 +230,7 @@ def gaps(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, dict[str,
 
 
 def _above(axes: Axes, at: np.ndarray, words: str, properties: dict[str, Any], lane: int) -> None:
-    # Offsets in points keep the lines apart whatever the height of the panel.
+    # Offsets in points keep the lines of marks apart at any height of the panel.
     lift = ScaledTranslation(0, (8 + 9 * lane) / 72, axes.figure.dpi_scale_trans)
     above = axes.get_xaxis_transform() + lift
     look = {"color": properties["color"], "transform": above, "gid": "gap"}

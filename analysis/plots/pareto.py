@@ -1,4 +1,4 @@
-"""Speed against error: which mechanism is worth its time."""
+"""Speed against error: which mechanisms are on the Pareto front."""
 
 import json
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ from analysis.selection import CODE, MissingRecords, mask, newest, series, settl
 from analysis.selection import controls as is_control
 
 ERROR = "relative error ‖BV − R‖ / ‖BV‖"
-# A speed and an error belong together only where these agree.
+# A speed and an error are paired only if these columns agree.
 _SHAPE = ["causal", "num_heads", "head_dim"]
-# Columns of the frame of the errors, and what a point has them as.
+# Columns of the errors -> their names in a frame of points.
 _OF_ERROR = {name: f"error_{name}" for name in ("low", "high", "interval", "over", "samples", *CODE)}
 _FROM_ERROR = {column: name for name, column in _OF_ERROR.items()}
 _MISSING = (
@@ -27,11 +27,11 @@ _MISSING = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str = "forward") -> Picture:
-    """Latency per token against error, one panel for each function that is approximated, mask and length.
+    """Latency per token against error: one panel for each approximated function, mask and length.
 
-    Errors of approximations of different functions do not compare, so they never share a panel. The length is
-    `seq_len`, or each at which both were measured. Two lines are no points, for neither is a choice: the time of what
-    has no error (exact mechanisms), and the error of what looks at nothing (controls, such as averaging the values).
+    Errors of different functions are not comparable, so they never share a panel. The length is `seq_len`, or every
+    length at which both were measured. Exact mechanisms have no error and are horizontal lines at their time; controls,
+    such as the mean of the values, are vertical lines at their error.
     """
     speed = frame[(frame["metric"] == "latency_per_token") & (frame["pass"] == measured_pass)]
     error = frame[(frame["metric"] == "relative") & ~frame["exact"]]
@@ -66,7 +66,7 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
 
 
 class _Panel(NamedTuple):
-    """The points of one function, mask and length; the times of its exact mechanisms, the errors of its controls."""
+    """Points of one function, mask and length, times of its exact mechanisms, and errors of its controls."""
 
     points: pd.DataFrame
     exact: pd.DataFrame
@@ -75,23 +75,23 @@ class _Panel(NamedTuple):
 
 
 def _points(speed: pd.DataFrame, error: pd.DataFrame) -> list[_Panel]:
-    """The panel of errors of one function, mask and length, with the speeds of that function and mask."""
+    """The panel for errors of one function, mask and length, joined with its speeds; empty if nothing matches."""
     shapes = speed[_SHAPE].drop_duplicates().merge(error[_SHAPE].drop_duplicates())
     if shapes.empty:
         return []
-    # An error on the inputs that were timed says more than one on others.
+    # Prefer errors that were measured on the same inputs as the times.
     timed = error["weights"].fillna("").isin(speed["weights"].fillna(""))
     error, notes = settle((error[timed] if timed.any() else error).merge(shapes))
     speed, more = settle(speed.merge(error[_SHAPE].drop_duplicates()))
     same_cell = ["attention", "hyperparameters", "impl", "seq_len"]
     speed, error = newest(speed, same_cell), newest(error, same_cell)
     names, keys = {"value": "error", "features": "size"} | _OF_ERROR, ["attention", "variant", "impl", "seq_len"]
-    # Without the size.
+    # The hyperparameters without the size d.
     speed, error = (rows.assign(variant=[json.dumps(each) for each in variants(rows)]) for rows in (speed, error))
     points = speed[~is_control(speed)].merge(
         error.rename(columns=names)[[*keys, "hyperparameters", *names.values()]], on=keys, suffixes=("", "_error")
     )
-    # The size is the same where it is set in the same words, or where both cells name it.
+    # Sizes match if the hyperparameters are equal, or if both cells have the same number of features.
     same = (points["hyperparameters"] == points["hyperparameters_error"]) | (points["features"] == points["size"])
     points = points[same.fillna(False)].drop_duplicates(["cell_id", "size"])
     if points.empty:
@@ -105,7 +105,7 @@ def _points(speed: pd.DataFrame, error: pd.DataFrame) -> list[_Panel]:
 
 
 def _function(rows: pd.DataFrame) -> list[str]:
-    """What each row computes or approximates; polynomials of different degree are different functions."""
+    """The function that each row computes or approximates; polynomials of different degree are different functions."""
     names = []
     for function, text in zip(rows["function"], rows["hyperparameters"], strict=True):
         degree = json.loads(text).get("degree") if function == "polynomial" else None
@@ -125,7 +125,7 @@ def _draw(axes: Axes, one: _Panel, properties: dict[str, dict[str, Any]]) -> Non
         marks.point(axes, row, "error", properties[row["series"]])
     title = f"{points['function'].iloc[0]}, {mask(points['causal'].iloc[0])}, n = {points['seq_len'].iloc[0]}"
     layout.title(axes, title)
-    # Room for the words at the rightmost point, and for one tick at least.
+    # Leave room for the text at the rightmost point, and for at least one tick.
     low, high = (points[name].where(points[name] > 0, points["error"]) for name in ("error_low", "error_high"))
     ends = [*controls["value"], low.min(), high.max()]
     axes.set_xlim(min(ends) / 1.5, max(ends) * 2)

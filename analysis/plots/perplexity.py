@@ -17,7 +17,7 @@ BASELINES: dict[str, dict[str, Any]] = {
     "bigram": {"color": "0.45", "linestyle": ":", "linewidth": 1},
 }
 BINS = 24
-"""Of positions, each as many times as long as the one before."""
+"""Number of bins of positions, whose lengths grow geometrically."""
 _EXPLANATION = "Perplexity of a token on the test split: medians over seeds, bars from the least to the greatest."
 _BY_POSITION = (
     "Perplexity on the test split of the tokens at a position, over bins of positions that grow with it. Thick "
@@ -27,7 +27,7 @@ _BY_POSITION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Test perplexity over context length (PolySketchFormer, Figure 2), a panel for each text.
+    """Test perplexity over context length (PolySketchFormer, Figure 2): one panel for each text.
 
     The table `polysketchformer_tables2_3` has the paper's numbers beside ours.
     """
@@ -52,7 +52,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 @layout.styled()
 def by_position(frame: pd.DataFrame) -> Picture:
-    """Test perplexity over the position in the context, a panel for each text and context length."""
+    """Test perplexity over the position in the context: one panel for each text and context length."""
     data, notes = trained_cells(frame, [TASK])
     groups = panels(data[data["metric"] == "loss_by_position"])
     data = within(data, [key for key, _ in groups])
@@ -70,7 +70,7 @@ def by_position(frame: pd.DataFrame) -> Picture:
 
 
 def _binned(losses: np.ndarray) -> pd.Series:
-    """The mean over bins of positions, by the (geometric) middle of the bin."""
+    """The mean loss of each bin of positions, indexed by the geometric middle of the bin."""
     edges = np.unique(np.geomspace(1, len(losses) + 1, BINS + 1).round().astype(int))
     parts = np.split(losses, edges[1:-1] - 1)
     middles = np.sqrt(edges[:-1] * (edges[1:] - 1.0))
@@ -78,7 +78,7 @@ def _binned(losses: np.ndarray) -> pd.Series:
 
 
 def _trained_on(data: pd.DataFrame) -> str:
-    """What a token is, and how many were read, in words."""
+    """A sentence on the tokenizer and the number of training tokens."""
     tokenizers = " or ".join(sorted({str(json.loads(text).get("tokenizer")) for text in data["task"]}))
     steps = data[data["metric"] == "train_loss"]
     tokens = steps["raw"].map(len) * steps["tokens"]

@@ -1,4 +1,4 @@
-"""Quality against cost: what a mechanism's model has learned, over the time of a step of its training."""
+"""Quality against cost: test loss over the time of a training step."""
 
 import pandas as pd
 
@@ -9,7 +9,7 @@ from analysis.selection import MissingRecords, newest
 from analysis.training import PANEL, over_seeds, panels, timed, trained_cells, within, work
 
 MEASURED, TRAINING = "time of a step (ms)", "time of a step while training (ms)"
-# What the time of a step depends on.
+# Columns that determine the time of a step.
 _STEP = ["attention", "hyperparameters", "impl", "seq_len", "batch_size", "num_heads", "head_dim", "dtype"]
 _STEP += ["device_name", "work"]
 _BARS = ["interval", "over", "samples"]
@@ -24,11 +24,11 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Test loss over the measured time of a step of training, a panel for every task and length.
+    """Test loss over the measured time of a training step: one panel for each task and length.
 
-    The time is that of bench=train_step where it was measured for all of a panel (same model, task, length and batch),
-    else the median over the steps of training on cores that nothing else used; the label says which. The grey line
-    joins what nothing beats in both.
+    The time is that of bench=train_step if it was measured for all series of a panel (same model, task, length and
+    batch), else the median over the training steps of runs on quiet cores; the label says which. The grey line is the
+    Pareto front.
     """
     data, notes = trained_cells(frame)
     points = _points(frame, data)
@@ -47,7 +47,7 @@ def figure(frame: pd.DataFrame) -> Picture:
             marks.point(panel, row, x, properties[row["series"]], capsize=2)
         marks.value_axis(panel.xaxis, MEASURED if x == _TIMES[0] else TRAINING)
         marks.value_axis(panel.yaxis, "test loss (nats)")
-        # A narrow panel has no room for names.
+        # A narrow panel has room for numbers only.
         names = rows["series"].map(numbers) if layout.in_a_column() else short(rows["series"])
         marks.beside(panel, rows, x, names)
     legend = legend if layout.in_a_column() else {}
@@ -57,13 +57,13 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def short(names: pd.Series) -> list[str]:
-    """Names of a panel without the settings that tell no two of them apart there."""
+    """Names without settings, where the mechanism alone is unique in the panel."""
     first = [name.partition(" ")[0] for name in names]
     return [layout.shown(one if first.count(one) == 1 else name) for one, name in zip(first, names, strict=True)]
 
 
 def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
-    """The losses (`value`, `low`, `high`) with the times of a step in ms, measured (`_BARS`) and while training."""
+    """The losses (`value`, `low`, `high`) with step times in ms: from bench=train_step, and during training."""
     steps = frame[(frame["bench"] == "train_step") & (frame["metric"] == "step_time")]
     steps = newest(steps.assign(work=work(steps)), _STEP)
     times = steps[[*_STEP, "value", "low", "high", *_BARS]].set_axis([*_STEP, *_TIMES, *_BARS], axis=1)

@@ -1,4 +1,4 @@
-"""Recall over memory: how many answers a mechanism gives, and how many bytes it keeps of the past to give them."""
+"""Recall over memory: right answers over the bytes of the decoding state."""
 
 import pandas as pd
 
@@ -18,9 +18,9 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Right answers over bytes of the decoding state, a panel for every task of recall and length.
+    """Right answers over bytes of the decoding state: one panel for each recall task and length.
 
-    A point for each mechanism; controls, which keep a window, themselves or a mean, are grey.
+    One point for each mechanism; controls (their state is a window, one token or a mean) are grey.
     """
     data, notes = trained_cells(frame, TASKS)
     points = _points(data)
@@ -44,7 +44,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def _points(data: pd.DataFrame) -> pd.DataFrame:
-    """Right answers in percent (`value`, `low`, `high`) with the `state` in KiB, which is the same for all seeds."""
+    """Right answers in percent (`value`, `low`, `high`), and the `state` in KiB, which is equal for all seeds."""
     right = over_seeds(data, "token_accuracy")
     right[["value", "low", "high"]] *= 100
     states = over_seeds(data, "state_bytes")[[*PANEL, "series", "value"]].rename(columns={"value": "state"})

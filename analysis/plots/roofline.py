@@ -1,4 +1,4 @@
-"""How far mechanisms are from what the device could do (Williams, Waterman and Patterson 2009)."""
+"""Roofline: how far mechanisms are from the peaks of the device (Williams, Waterman and Patterson 2009)."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords, select, unless_quiet
 from bench.records.roofline import BEYOND
 
-MARKERS = (4.0, 8.0)  # points, of the shortest and the longest context
-HEIGHT = 3.6  # inches, without the caption: most points are in the upper decade
-LOW = 0.25  # of the ceiling: a line to read shares by
+MARKERS = (4.0, 8.0)  # marker size in points, for the shortest and the longest context
+HEIGHT = 3.6  # height of the figure in inches, without the caption
+LOW = 0.25  # a dotted line is drawn at this share of the roof
 CURVE = ["attention", "features", "causal", "seq_len"]
-# Of mechanisms that may stay below that line, by label.
+# Known reasons why a mechanism (by label) is below that line.
 REASONS = {
     "informer": "on a CPU the sampled scores are taken from all of them, which are multiplied in less time than the "
     "sampled keys are gathered: its formula counts the sampled ones",
@@ -31,9 +31,9 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """FLOP/s over FLOP/byte under the roof of the device, a panel with and one without a causal mask.
+    """FLOP/s over FLOP/byte under the roof of the device: one panel with and one without a causal mask.
 
-    A point for each mechanism and length, larger where it is longer; those of a mechanism are joined.
+    One point for each mechanism and length; longer contexts have larger markers, and lines join a mechanism's points.
     """
     data, notes = _select(frame)
     measured, properties = _points(data), style.of_series(data)
@@ -50,7 +50,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     for panel, causal in zip(axes[0], masks, strict=True):
         layout.title(panel, "causal" if causal else "not causal")
         _draw(panel, points[points["causal"] == causal], properties, gemm, copied)
-    # The rows of panels share this axis: its limits are known once all are drawn.
+    # The panels share the vertical axis, so its limits are set after all panels are drawn.
     floor = np.min(points["low"] / 100 * _roof(points["intensity"], gemm, copied))
     axes[0, 0].set_ylim(floor / 2e9, 2.2 * gemm / 1e9)
     marks.log_axis(axes[0, 0].yaxis, "speed (GFLOP/s)")
@@ -59,9 +59,9 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Each mechanism's share of the ceiling of the device, by mask and length.
+    """Each mechanism's share of the device's peak, by mask and length.
 
-    Beside it that of the readable reference, where it was measured too, and why a share is below a quarter.
+    Further columns: the share of the plain reference, if it was measured, and why a share is below a quarter.
     """
     points = _points(_select(frame)[0]).sort_values(["causal", "seq_len", "share"], ascending=[True, True, False])
     references = frame[(frame["bench"] == "roofline") & (frame["impl"] == "reference")]
@@ -83,7 +83,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of one set of conditions, with and without a causal mask; references only of what has nothing else."""
+    """The comparable cells, with and without a causal mask; impl=reference only if a mechanism has no other."""
     fast = frame[(frame["bench"] == "roofline") & (frame["impl"] != "reference") & (frame["status"] == "ok")]
     return _of(frame[(frame["impl"] != "reference") | ~frame["attention"].isin(set(fast["attention"]))])
 
@@ -93,7 +93,7 @@ def _of(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _points(data: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell: its metrics as columns, and of the share its interval and what binds."""
+    """One row per cell: its metrics as columns, with the interval of the share and the peak that limits it."""
     measured = data[data["status"] == "ok"]
     values = measured.pivot(index="cell_id", columns="metric", values="value")
     shares = measured[measured["metric"] == "share"].set_index("cell_id")
@@ -125,7 +125,7 @@ def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]
     for row in points.itertuples():
         look = {**properties[row.series], "linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.5}
         bars = [[row.share - row.low], [row.high - row.share]]
-        # The small ones lie on the large ones.
+        # Small markers are drawn over large ones.
         place: dict[str, Any] = {"markersize": row.marker + 2 * (look["marker"] == "*"), "zorder": 4 - row.marker / 10}
         axes.errorbar(row.intensity, row.share, yerr=bars, capsize=1.5, elinewidth=0.7, **{**look, **place})
     axes.set_xlim(left, right)
@@ -133,7 +133,7 @@ def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]
 
 
 def _sentences(data: pd.DataFrame, points: pd.DataFrame, gemm: float) -> list[str]:
-    """What the figure's own lines and gaps mean."""
+    """Caption sentences on marker sizes, exponentials, and the points that are left out."""
     lengths = [marks.length_name(n) for n in sorted(set(points["seq_len"]))]
     sentences = [f"Larger markers: longer contexts (n = {', '.join(lengths)})."] if len(lengths) > 1 else []
     rate = data.loc[data["metric"] == "exponentials", "value"].median()

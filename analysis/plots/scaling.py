@@ -1,4 +1,4 @@
-"""How a cost grows with the context length: of attention alone, of decoding, of a step of training."""
+"""Costs over the context length: attention alone, decoding, a training step."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,25 +14,25 @@ from analysis.training import BENCHES, with_layers, with_settings
 
 
 class Panel(NamedTuple):
-    """A number over the context length: its rows, the label of its axis, the factor from the frame's unit to that."""
+    """One panel over the context length: measured rows, label of the vertical axis, factor to the label's unit."""
 
     title: str
     measured: pd.DataFrame
     rows: pd.DataFrame
-    """Those that gaps and the axis of lengths are of, too."""
+    """All cells, failed ones included, for the marks and the axis of lengths."""
     label: str
     scale: float = 1
     says_missing: bool = False
-    """Whether the series that it has not, and other panels have, are named in it."""
+    """Whether the panel names the series that only other panels have."""
 
 
 @layout.styled()
 def over_lengths(
     data: pd.DataFrame, panels: Sequence[Panel], explanation: str, notes: Sequence[str], lines: int = 1
 ) -> Picture:
-    """A line for each series, doubly logarithmic; panels with the same label have one vertical axis.
+    """One line for each series on logarithmic axes; if all panels have the same label, they share the vertical axis.
 
-    The panels stand in so many `lines`.
+    The panels are placed in `lines` rows.
     """
     properties = style.of_series(data)
     share_y = len({panel.label for panel in panels}) == 1
@@ -65,12 +65,12 @@ def memory(frame: pd.DataFrame) -> Picture:
     return _by_pass(frame, "memory", "peak_memory", "peak memory (MiB)", words, 2**-20)
 
 
-# What `analysis.plots.polysketchformer` and `analysis.plots.memory` of version 0.1 had.
+# The names in `analysis.plots.polysketchformer` and `analysis.plots.memory` of version 0.1.
 figure1, figure = latency, memory
 
 
 def _by_pass(frame: pd.DataFrame, bench: str, metric: str, label: str, explanation: str, scale: float = 1) -> Picture:
-    """A panel for each mask and pass; of a mask with a single length there is no line, if another has more."""
+    """One panel for each mask and pass; a mask with a single length is left out, if another has more."""
     data, notes = select(several_lengths(frame, bench), bench, ["seq_len", "pass"], metric=metric, panels=["causal"])
     masks = sorted(set(data["causal"]))
     if unseen := (data["value"] <= 0).sum():
@@ -101,7 +101,7 @@ def decode(frame: pd.DataFrame) -> Picture:
 
 
 def steps_per_second(frame: pd.DataFrame) -> Picture:
-    """Training steps per second over context length, as many tokens in each step (PolySketchFormer, Figure 4).
+    """Training steps per second over context length, at equal tokens per step (PolySketchFormer, Figure 4).
 
     The table `polysketchformer_table4` has the paper's numbers beside ours.
     """
@@ -123,7 +123,7 @@ def steps_per_second(frame: pd.DataFrame) -> Picture:
 def steps_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Training steps per second beside the papers' (PolySketchFormer, Table 4).
 
-    A row per benchmark, mechanism and length; the papers' are of GPT-2 small on the hardware that
+    One row per benchmark, mechanism and length; the papers' numbers are for GPT-2 small on the hardware that
     `bench/published/polysketchformer.toml` names.
     """
     rows, _ = _steps(frame)
@@ -140,7 +140,7 @@ def _steps(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     parts, notes = [], []
     for _, rows in require_ok(chosen, "bench=train_step").groupby("bench", sort=False):
         if (rows["status"] == "ok").any():
-            # A comparison's settings name its baseline.
+            # Each benchmark is settled by itself: settings of compare_train_step also name its baseline.
             part, more = settle(with_settings(rows, {"layers": ("model", "layers")}))
             parts.append(part)
             notes += more

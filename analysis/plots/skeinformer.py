@@ -18,11 +18,11 @@ LABELS = {
     "absolute": "spectral norm error ‖BV − R‖",
     "relative": "relative error ‖BV − R‖ / ‖BV‖",
 }
-HEIGHT = 2.5  # inches of a panel
+HEIGHT = 2.5  # height of a panel in inches
 FAR = 10
-"""Times the greatest of the others: what is above has an axis of its own, on top of theirs."""
+"""Series more than this factor above all others are drawn above a break of the axis."""
 STRIP = 0.45
-"""Of a panel's height, that of what lies far above."""
+"""Height of the part above the break, relative to a panel's."""
 _ONE_SCALE = "All panels have the same logarithmic scale: equal heights are equal ratios."
 _TWO_SCALES = (
     "All panels have the same logarithmic scale below the break of the axis, and the same above it: equal heights are "
@@ -34,13 +34,13 @@ _TWO_SCALES = (
 def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "absolute") -> Picture:
     """Spectral norm error over the number of features d (Skeinformer, Figure 1).
 
-    A row of panels for initialised and for pretrained weights (and one for each other kind of inputs), a
-    column for n = 1024 and one for 4096, as far as there are records; other lengths only where both are
-    missing. Bars are 95 % intervals over sequences, where there are enough of them; a mechanism without a size d
-    (V-Mean) is a horizontal line. `relative` is to the norm of the exact output, `absolute` as in the paper.
+    One row of panels for initialised and one for pretrained weights (and one for each other kind of inputs), one
+    column for n = 1024 and one for 4096, as far as there are records; other lengths only if both are missing. Bars are
+    95 % intervals over sequences, if there are enough of them; a mechanism without a size d (V-Mean) is a horizontal
+    line. `relative` errors are divided by the norm of the exact output, `absolute` ones are the paper's.
     """
     data = frame[(frame["bench"] == "spectral_norm") & (frame["metric"].isna() | (frame["metric"] == metric))]
-    # What computes softmax itself has no place on a logarithmic axis of errors.
+    # Exact softmax has no error, which a logarithmic axis cannot show.
     data = data[(data["function"] == "softmax") & ~data["exact"]]
     data, notes = settle_each(require_ok(data, "bench=spectral_norm for an approximation of softmax"))
     data = data.assign(series=series(data, apart_from_size=True))
@@ -84,7 +84,7 @@ def relative(frame: pd.DataFrame) -> Picture:
 
 
 def _far(rows: pd.DataFrame) -> set[str]:
-    """The series that lie so far above two or more others that these could not be told apart beside them."""
+    """The series that are so far above two or more others that these could not be told apart on one axis."""
     ranges = rows.groupby("series")["value"].agg(["min", "max"]).sort_values("min")
     jumps = (ranges["min"] > FAR * ranges["max"].cummax().shift()).to_numpy()
     first = next((i for i, jump in enumerate(jumps) if jump and i > 1), len(ranges))
@@ -94,7 +94,7 @@ def _far(rows: pd.DataFrame) -> set[str]:
 def _draw(
     axes: np.ndarray, panel: pd.DataFrame, title: str, sizes: list[int], properties: dict[str, Any], far: set[str]
 ) -> None:
-    """One panel: of two `axes` the upper one has what is `far` above, where there is any."""
+    """Draw one panel; of two `axes`, the upper one shows the `far` series."""
     measured = panel[panel["status"] == "ok"]
     is_far = measured["series"].isin(far)
     parts = [measured] if len(axes) == 1 else [measured[is_far], measured[~is_far]]
@@ -115,7 +115,7 @@ def _draw(
         return
     layout.title(used[0], title)
     failed = panel[panel["status"] != "ok"].astype({"features": object})
-    # What has no size is missing all along the axis.
+    # A failed cell without a size d is marked at every size.
     everywhere = failed["features"].map(lambda size: sizes if pd.isna(size) else [size])
     marks.gaps(used[0], failed.assign(features=everywhere).explode("features"), "features", properties)
     if len(used) > 1:
@@ -123,7 +123,7 @@ def _draw(
 
 
 def _same_scale(axes: Iterable[Axes]) -> None:
-    """Logarithmic vertical axes with limits of one ratio, each around what it shows."""
+    """Make all vertical axes logarithmic with the same ratio of upper to lower limit."""
     used = [one for one in axes if one.axison]
     for one in used:
         one.set_yscale("log")

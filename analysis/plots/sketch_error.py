@@ -23,7 +23,7 @@ QUANTITIES = {
 _COLOURS = dict(zip(("gaussian", "srht", "learned"), style.PALETTE, strict=False))
 _MARKERS = {4: "o", 8: "s"}
 _LOG = logging.getLogger(__name__)
-# What else of the mechanism changes its sketch; the rest is about blocks and normalisers.
+# Further hyperparameters that change the sketch; the others concern blocks and normalisers.
 _DISTINGUISHING = ("qk_layernorm", "scale", "per_head")
 _EXPECTED = "gaussian, p = 4, expected"
 _THEORY: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1}
@@ -35,10 +35,10 @@ _REFERENCES: dict[str, tuple[float, dict[str, Any]]] = {
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Error of sketched weights over r (PolySketchFormer, Theorem 1.1), a row of panels for each kind of inputs.
+    """Error of sketched weights over r (PolySketchFormer, Theorem 1.1): one row of panels for each kind of inputs.
 
-    Left the tensored sketch against `(Q K^T)^p`, right the sketch before squaring against `(Q K^T)^{p/2}`; bars are
-    95 % intervals over draws. The exponent of r, fitted to each line, stands in the panel. Degree 2 has no line.
+    Left: the tensored sketch against `(Q K^T)^p`; right: the sketch before squaring against `(Q K^T)^{p/2}`. Bars are
+    95 % intervals over draws. Each line's fitted exponent of r is written in the panel. Degree 2 has no line.
     """
     data, notes = _select(frame)
     measured = data[data["status"] == "ok"]
@@ -59,7 +59,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def exponents(frame: pd.DataFrame) -> pd.DataFrame:
-    """How the error of sketched weights falls with r: a row per line of the figure, with its exponent of r."""
+    """How the error of sketched weights falls with r: one row per line of the figure, with its exponent of r."""
     data, _ = _select(frame)
     rows = []
     for kind, panel in data.groupby("kind"):
@@ -75,9 +75,9 @@ def exponents(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of one set of conditions and of the longest length, each kind of inputs with its own settings."""
+    """The comparable cells of the longest length; each kind of inputs may have its own settings."""
     data = frame[(frame["bench"] == "sketch_error") & (frame["mechanism"] == "polysketch")]
-    # Degree 2 is its own sketch: there is neither a size nor an error.
+    # Degree 2 needs no sketch: it has neither a size nor an error.
     data = data[(data["status"] != "ok") | data["features"].notna()]
     settings = [json.loads(text) for text in data["hyperparameters"]]
     known = [one.get("sketch") in _COLOURS and isinstance(one.get("degree"), int) for one in settings]
@@ -96,7 +96,7 @@ def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _styles(data: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """The sketch decides the colour, its degree the marker; all of them are one mechanism."""
+    """Line2D properties by series: the colour shows the kind of sketch, the marker its degree."""
     properties = {}
     for _, name, text in sorted(set(zip(data["place"], data["series"], data["hyperparameters"], strict=True))):
         settings = json.loads(text)
@@ -113,7 +113,7 @@ def _lines(panel: pd.DataFrame, quantity: str) -> Iterator[tuple[str, pd.DataFra
 
 
 def _exponent(line: pd.DataFrame) -> Interval | None:
-    line = line[line["value"] > 0]  # no power of r is 0
+    line = line[line["value"] > 0]  # a power law cannot be fitted to an error of 0
     return power_law(line["features"].astype(int), line["raw"]) if line["features"].nunique() > 1 else None
 
 
@@ -130,7 +130,7 @@ def _draw(axes: Axes, panel: pd.DataFrame, quantity: str, properties: dict[str, 
     expected = panel[panel["metric"] == f"{quantity}_expected"].sort_values("features")
     for _, line in expected.groupby("series"):
         axes.plot(line["features"].to_numpy(float), line["value"], **_THEORY, label=_EXPECTED, gid="expected")
-    # Slopes through the median of the errors at the smallest size, across the panel.
+    # Reference slopes start at the median error of the smallest size.
     errors = panel[panel["metric"] == f"{quantity}_error"]
     sizes = np.unique(errors["features"].to_numpy(float))
     start = errors.loc[errors["features"] == sizes[0], "value"].median()

@@ -1,4 +1,4 @@
-"""How series are told apart: a colour and marker for each mechanism, dashes and fill for each of its variants."""
+"""Styles of series: colour and marker show the mechanism, dashes and fill its variant."""
 
 import zlib
 from typing import Any
@@ -18,17 +18,17 @@ _MARKERS: tuple[Any, ...] = ("o", "s", "D", "d", "^", "v", "P", "X", "*", "<", "
 MECHANISMS: dict[str, tuple[str, Any]] = {
     name: (shade, marker) for (name, shade), marker in zip(COLOURS.items(), _MARKERS, strict=True)
 }
-# For mechanisms that somebody adds: stars and triangles that no other has.
+# For mechanisms that users add: stars and triangles that no built-in mechanism has.
 OTHERS = [(shade, marker) for marker in ((4, 1, 0), (6, 1, 0), (3, 1, 0), (4, 1, 45)) for shade in OTHER_COLOURS]
 _LINES = ("-", "--", ":", "-.")
 THICK = 2.0
-"""Points of the line of an exact softmax, which others are compared with."""
+"""Line width in points of exact softmax, the baseline."""
 
 
 def of_series(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Line2D properties for each `series` of a frame, in the order that was asked for (`place`), else by name.
+    """Line2D properties for each `series` of a frame, in the order given to `choose` (`place`), else by name.
 
-    Exact softmax is thick; controls are the last. What a package has that the zoo has, too, has the same colour, with
+    Exact softmax is thick; controls come last. A package's version of a mechanism of the zoo has the same colour, with
     dashes.
     """
     by_mechanism = _of_mechanisms(set(frame["mechanism"].dropna()))
@@ -53,14 +53,14 @@ def line(name: str, colour: str, marker: Any, variant: int = 0) -> dict[str, Any
         "color": colour,
         "marker": marker,
         "linestyle": _LINES[variant % len(_LINES)],
-        # Three fills, shifted after each round of dashes.
+        # Three fills, shifted by one after every four variants, so that the first twelve differ.
         "markerfacecolor": fills[(variant + variant // len(_LINES)) % 3],
         "markersize": (8 if marker == "*" or len(marker) == 3 else 5) * (0.8 if in_a_column() else 1),
     }
 
 
 def _of_mechanisms(names: set[str]) -> dict[str, tuple[str, Any]]:
-    """Colour and marker of each; one without its own has its own colour with the next marker that is free."""
+    """Colour and marker of each mechanism; one not in `MECHANISMS` gets its colour with the next free marker."""
     styles: dict[str, tuple[str, Any]] = {name: MECHANISMS[name] for name in names & MECHANISMS.keys()}
     for name in sorted(names - MECHANISMS.keys()):
         first = zlib.crc32(name.encode())

@@ -26,12 +26,12 @@ GROUPS = {
     ),
 }
 FIRST = 1000
-"""Steps of the left panels, of the thesis' 10,000."""
+"""Steps that the left panels show, of the thesis' 10,000."""
 EVERY = 10
-"""Steps that a point of the curves is the mean of, as in the thesis."""
+"""Each point of a curve is the mean over this many steps, as in the thesis."""
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 NARROW = 2.0
-"""Inches of a panel with no room for a legend."""
+"""Panels narrower than this (in inches) need a shortened legend."""
 _EXPLANATION = (
     f"Mean training loss of {EVERY} steps, each on fresh sequences: from the start on a linear axis, the rest on a "
     "logarithmic one. Thick lines: medians over seeds; thin ones: each seed (the thesis has one)."
@@ -40,9 +40,9 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Loss of sequence reversal (Reizin's thesis, Figures 5.1 to 5.8): a row for each two, with a legend of its own.
+    """Loss of sequence reversal (Reizin's thesis, Figures 5.1 to 5.8): one row for each two, with its own legend.
 
-    Of several lengths it shows the one with the most runs. The table `thesis_losses` has the thesis' final losses.
+    If there are several lengths, it shows the one with most runs. The table `thesis_losses` has the final losses.
     """
     data, notes = trained_cells(frame, ["reversal"])
     named = [name for _, names in GROUPS.values() for name in names]
@@ -68,7 +68,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def _draw(pair: tuple[Axes, Axes], rows: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
-    """The mean of every `EVERY` losses, by the step of the last of them: the start left, the rest right."""
+    """Draw the mean of every `EVERY` losses over the step of the last of them: the start left, the rest right."""
     for name, of_series in rows.groupby("series"):
         losses = pd.DataFrame({cell: pd.Series(raw) for cell, raw in of_series.set_index("cell_id")["raw"].items()})
         curves = losses.groupby((losses.index + EVERY) // EVERY * EVERY).mean()
@@ -80,7 +80,7 @@ def _draw(pair: tuple[Axes, Axes], rows: pd.DataFrame, properties: dict[str, dic
 
 
 def _properties(rows: pd.DataFrame, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Of one mechanism's degrees, colours from violet to green with a marker each; of several, the colour of each."""
+    """Several degrees of one mechanism get colours from violet to green; otherwise each mechanism has its own."""
     properties = style.of_series(rows)
     if rows["mechanism"].nunique() == 1 and len(properties) > 1:
         order = sorted(properties, key=lambda name: names.index(name.split()[0]))
@@ -91,7 +91,7 @@ def _properties(rows: pd.DataFrame, names: tuple[str, ...]) -> dict[str, dict[st
 
 
 def _legend(row: Sequence[Axes], handles: list[Line2D]) -> None:
-    """To the right of a row of falling curves, or in a column where the first panel is empty."""
+    """Add a legend to the right of a row or, on a page with a width, into the first panel."""
     if not layout.in_a_column():
         row[-1].legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
         return
@@ -103,7 +103,7 @@ def _legend(row: Sequence[Axes], handles: list[Line2D]) -> None:
 
 
 def _shortened(handles: list[Line2D], axes: Axes) -> int:
-    """Names of one family without it, others in lines, and room above the curves; returns the legend's columns."""
+    """Drop a prefix that all names share, wrap names, make room above the curves; returns the legend's columns."""
     families = {str(handle.get_label()).rpartition("_")[0] for handle in handles}
     family = f"{min(families)}_" if len(families) == 1 and families != {""} else ""
     for handle in handles:

@@ -1,1 +1,1 @@
-"""Tables that belong to no figure: each is a function of the frame of `analysis.frame.load`."""
+"""Tables without a figure: each is a function of the frame that `analysis.frame.load` returns."""

@@ -1,4 +1,4 @@
-"""Recall without training, in tables: pairs by the bytes of a state, and whether they foretell trained recall."""
+"""Tables of recall without training: pairs per byte of state, and whether this capacity predicts trained recall."""
 
 import json
 import math
@@ -15,22 +15,22 @@ from analysis.selection import MissingRecords, disturbance, newest, require_ok, 
 from analysis.training import over_seeds, panels, trained_cells, with_settings
 
 ACCURACY = "token_accuracy"
-"""What trained recall is: the share of all answers that are right."""
+"""The metric of trained recall: the share of answers that are right."""
 PREDICTS, DOES_NOT = "predicts", "does not"
 USEFUL = 0.7
-"""The correlation below which ranks do not explain half of the variance of others."""
+"""Correlation below which ranks explain less than half of the variance of the other ranks."""
 FEWEST = 6
-"""Mechanisms: of fewer even the same order is by chance, or its interval contains 0."""
+"""Fewest mechanisms: with fewer, even a perfect rank correlation is not significant, or its interval contains 0."""
 PERMUTATIONS = 9999
 _KEYS = ["series", "keys", "head_dim"]
 
 
 def capacities(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of bench=capacity that may stand side by side, and sentences for a caption.
+    """The comparable cells of bench=capacity, and sentences for the caption.
 
-    A row for each series, kind of `keys` and head_dim: `value`, `low` and `high` of the pairs; `state_bytes` with
-    `state_bytes_low` and `state_bytes_high`; `capacity_per_byte`; `reached`, of how many draws the capacity is more
-    than was tried; `share`, that had to be right. Cells that did not end ok are left out.
+    One row for each series, kind of `keys` and head_dim: number of pairs (`value`, `low`, `high`); `state_bytes` with
+    `state_bytes_low` and `state_bytes_high`; `capacity_per_byte`; `reached`, the share of draws in which even the most
+    pairs tried were recalled; `share` of the pairs that had to be right. Cells that are not ok are left out.
     """
     rows = require_ok(frame[frame["bench"] == "capacity"], "bench=capacity")
     unpacked = with_settings(rows, {"keys": ("bench", "keys")})
@@ -48,21 +48,21 @@ def capacities(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def bits_needed(pairs: float, share: float) -> float:
-    """The fewest bits of any state from which, in the mean, this share of so many pairs is told apart.
+    """Lower bound on the bits of any state that recalls, on average, this share of the pairs.
 
-    A state of b bits leads to at most 2^b different answers (the counting of Jelassi et al. 2024, Repeat After Me,
-    arXiv 2402.01032, section 2, for copying). Given the keys and the set of N values, which value is whose is one of N!
-    orders, all alike; an answer agrees in m places or more with at most `C(N, m) (N - m)!` of them, one in m!. Where a
-    share s is right in the mean, `2 s - 1` is right with a probability of a half (Markov), so that with m = (2 s - 1) N
-    there must be `2^b >= m! / 2`. It is Theta(N log N) bits; Arora et al. 2024 (Based, arXiv 2402.18668, section 3.2)
-    have Omega(N) for any recurrent model.
+    A state of b bits gives at most 2^b different answers (the counting argument of Jelassi et al. 2024, Repeat After
+    Me, arXiv 2402.01032, section 2, for copying). Given the keys and the set of N values, the assignment of values to
+    keys is one of N! equally likely permutations; an answer agrees in m places or more with at most `C(N, m) (N - m)!`
+    of them, one in m!. If a share s is right on average, `2 s - 1` is right with probability 1/2 or more (Markov), so
+    with m = (2 s - 1) N, `2^b >= m! / 2`. This is Theta(N log N) bits; Arora et al. 2024 (Based, arXiv 2402.18668,
+    section 3.2) have Omega(N) for any recurrent model.
     """
     m = math.ceil((2 * share - 1) * pairs - 1e-9)
     return max(0.0, float(gammaln(max(m, 0) + 1)) / math.log(2) - 1)
 
 
 def most_pairs(state_bytes: float, share: float) -> int:
-    """The most pairs that `bits_needed` allows in so many bytes."""
+    """The most pairs whose `bits_needed` fit into a state of so many bytes."""
     if share <= 0.5:
         raise ValueError(f"share={share}: must be above 0.5, for less there is no bound")
     low, high = 0, 2
@@ -75,7 +75,7 @@ def most_pairs(state_bytes: float, share: float) -> int:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Pairs that a head's state gives back without training, by its bytes, and the most that any state could."""
+    """Pairs that a head's state recalls without training, its bytes, and the most pairs that any such state could."""
     data, _ = capacities(frame)
     bound = [
         most_pairs(size, share) if share > 0.5 else np.nan
@@ -90,7 +90,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 class Correlation(NamedTuple):
-    """Spearman's rank correlation with its 95 % interval, and the p of none at all, in either direction."""
+    """Spearman's rank correlation with its 95 % interval, and the two-sided p-value of no correlation."""
 
     value: float
     low: float
@@ -99,12 +99,12 @@ class Correlation(NamedTuple):
 
 
 def correlation(first: Array, second: Array) -> Correlation:
-    """Of numbers that belong together one by one, `(count,)` each.
+    """Rank correlation of two paired arrays, `(count,)` each.
 
     The interval is that of Bonett and Wright (2000, Sample size requirements for estimating Pearson, Kendall and
-    Spearman correlations), where no correlation is nearer to 1 than one exchange of neighbours leaves it.
-    The p is that of a permutation test: exact for up to seven, of `PERMUTATIONS` drawn ones for more. NaN of fewer than
-    `FEWEST`, and where one of the two is the same everywhere.
+    Spearman correlations), in which |rho| is capped at its value after swapping one neighbouring pair. The p-value is
+    that of a permutation test: exact for up to seven pairs, with `PERMUTATIONS` random permutations for more. All are
+    NaN for fewer than `FEWEST` pairs, or if one array is constant.
     """
     count = len(first)
     if count < FEWEST or np.ptp(first) == 0 or np.ptp(second) == 0:
@@ -127,9 +127,9 @@ def correlation(first: Array, second: Array) -> Correlation:
 
 
 def answer(one: Correlation, p: float) -> str:
-    """Whether the first foretells the second: `predicts`, `does not` or `undecided`; `p` is corrected.
+    """Whether the first predicts the second: `predicts`, `does not` or `undecided`; `p` must be corrected.
 
-    It does not where the interval lies below `USEFUL`, even if there is some correlation, or the reverse.
+    `does not` means that the interval lies below `USEFUL`, even if there is some correlation or a negative one.
     """
     if one.high < USEFUL:
         return DOES_NOT
@@ -137,11 +137,11 @@ def answer(one: Correlation, p: float) -> str:
 
 
 def matched(frame: pd.DataFrame) -> pd.DataFrame:
-    """Trained recall (`recall`) beside capacity (`pairs`): a row for each mechanism, task, length and kind of keys.
+    """Trained recall (`recall`) beside capacity (`pairs`): one row for each mechanism, task, length and kind of keys.
 
-    The same mechanism with the same hyperparameters, as far as both records have them; of several head_dims that of the
-    model, else the nearest. Recall is the median over seeds of the right answers of the test split, with its range
-    (`recall_low`, `recall_high`); the pairs are the mean over draws with its interval.
+    Records match if mechanism and hyperparameters are the same, as far as both have them; of several head_dims, the
+    nearest to the model's is taken. Recall is the share of right answers on the test split, the median over seeds with
+    its range (`recall_low`, `recall_high`); the pairs are the mean over draws with its interval.
     """
     capacity, _ = capacities(frame)
     trained, _ = trained_cells(frame, ["associative_recall"])
@@ -166,15 +166,15 @@ def matched(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _alike(first: str, second: str) -> bool:
-    """Whether hyperparameters (JSON) agree; those that one record lacks are newer than it."""
+    """Whether hyperparameters (JSON) agree; those that one record lacks were added later and are ignored."""
     own, theirs = json.loads(first), json.loads(second)
     return all(own[key] == theirs[key] for key in own.keys() & theirs.keys())
 
 
 def answers(found: pd.DataFrame) -> dict[tuple[str, int, str], tuple[Correlation, str]]:
-    """Of each task, length and kind of keys of `matched`: the correlation over mechanisms, and what is answered.
+    """The correlation over mechanisms and its `answer`, for each task, length and kind of keys of `matched`.
 
-    Corrected for their number (Holm).
+    The p-values are corrected for their number (Holm).
     """
     groups = found.groupby(["task", "n", "keys"], sort=False)
     each = {key: correlation(rows["pairs"].to_numpy(float), rows["recall"].to_numpy(float)) for key, rows in groups}
@@ -184,11 +184,11 @@ def answers(found: pd.DataFrame) -> dict[tuple[str, int, str], tuple[Correlation
 
 
 def capacity_and_recall(frame: pd.DataFrame) -> pd.DataFrame:
-    """Whether capacity without training foretells trained recall: Spearman's correlation over mechanisms.
+    """Whether capacity without training predicts trained recall: Spearman's correlation over mechanisms.
 
-    A row for each task, length and kind of keys. The unit of replication is a mechanism: the interval says what others
-    would do, as far as these are a sample of them. `answer`: `predicts` by a permutation test, corrected for the rows
-    (Holm); `does not` where the interval lies below 0.7, half of the variance of ranks; else `undecided`.
+    One row for each task, length and kind of keys. The unit of replication is a mechanism: the interval extends to
+    other mechanisms as far as these are a sample of them. `answer`: `predicts` by a permutation test, corrected for
+    the rows (Holm); `does not` if the interval lies below 0.7 (half of the variance of ranks); else `undecided`.
     """
     found = matched(frame)
     groups = found.groupby(["task", "n", "keys"], sort=False)

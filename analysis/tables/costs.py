@@ -1,4 +1,4 @@
-"""What it costs: the correctness gate's time, the memory that bounds a batch, multiplications."""
+"""Tables of costs: time of the correctness gate, largest batch that fits into memory, multiplications."""
 
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ from analysis.selection import MissingRecords, disturbance, newest, require_ok, 
 
 
 def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
-    """What the correctness gate takes of the cells' time.
+    """The correctness gate's share of the cells' time.
 
-    One row per benchmark, pass and length: the gate's seconds, and its share of a cell from start to end.
+    One row per benchmark, pass and length: the gate's seconds, and its share of a cell's whole duration.
     """
     cells = frame[(frame["status"] == "ok") & frame["check_s"].notna() & (frame["duration_s"] > 0)]
     cells = cells.drop_duplicates("cell_id")
@@ -31,9 +31,9 @@ def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
 def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
     """Largest batches that fit into memory beside the paper's (Skeinformer, Table 2).
 
-    A row for each mechanism: its largest batch at each length, then the paper's by task. Of models and conditions the
-    most frequent are taken; of several limits of memory, each length has that of its newest cell. A cell that did not
-    end says how. The paper's batches go no further than those it wants (128, 256, 64, 512 and 256, of 16 GiB).
+    One row for each mechanism: its largest batch at each length, then the paper's by task. Only the most frequent model
+    and conditions are shown; if there are several memory limits, each length uses that of its newest cell. A failed
+    cell shows its status. The paper tries no larger batches than it needs (128, 256, 64, 512 and 256, in 16 GiB).
     """
     rows, _ = settle(require_ok(frame[frame["bench"] == "largest_batch"], "bench=largest_batch"))
     limit = rows["cell_id"].map(rows[rows["metric"] == "limit"].set_index("cell_id")["value"])
@@ -53,9 +53,9 @@ def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 class Cost(NamedTuple):
-    """A row of Table 3: the paper's name, its leading term `factor n d p` in multiplications, how ours comes about.
+    """A row of Table 3: the paper's name, its leading term `factor n d p` in multiplications, and what ours counts.
 
-    `quadratic` rows have n in place of d.
+    In `quadratic` rows the term is `factor n n p`.
     """
 
     name: str
@@ -87,8 +87,8 @@ PAPER_HEAD_DIM, PAPER_FEATURES = 32, 256
 def multiplications(frame: pd.DataFrame) -> pd.DataFrame:
     """Multiplications of one head beside the paper's leading terms (Skeinformer, Table 3); half the FLOPs.
 
-    A row per mechanism and length, of what was measured at the paper's p = 32 and d = 256. The paper leaves Reformer
-    out, whose cost depends on the input.
+    One row per mechanism and length, measured at the paper's p = 32 and d = 256. The paper leaves out Reformer,
+    whose cost depends on the input.
     """
     cells = frame[(frame["bench"] == "flops") & (frame["status"] == "ok") & (frame["head_dim"] == PAPER_HEAD_DIM)]
     cells = cells[cells["mechanism"].isin(TABLE_3) & cells["features"].fillna(PAPER_FEATURES).eq(PAPER_FEATURES)]

@@ -1,4 +1,4 @@
-"""Long Range Arena in tables: accuracy and time beside Skeinformer's, and what each option of a protocol changes."""
+"""Tables of Long Range Arena: accuracy and time beside Skeinformer's, and the effect of each option of the protocol."""
 
 import json
 from collections.abc import Iterator
@@ -20,20 +20,20 @@ TASKS = tuple(LENGTHS)
 STAND_IN = "stand-in"
 """In the source of what is not the paper's data."""
 SAME = {"flash": "softmax"}
-"""Of our names those whose function a row of the paper computes under another one."""
+"""Our names of mechanisms that the paper lists under another name."""
 PAPERS = {"accuracy": "Skeinformer (%)", "minutes_per_1000_steps": "Skeinformer, minutes per 1,000 steps"}
 OPTIONS = {"training": None, "model": ("dropout", "pooling"), "task": ("mask",)}
-"""Settings that make a protocol, by their group; None: all of them."""
+"""Settings that belong to the protocol, by group; None: all settings of the group."""
 NO_OPTIONS = ("learning_rate",)
 NEEDS = f"needs an ok record of bench=train with task={' or '.join(TASKS)}"
 
 
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy and time on Long Range Arena beside the paper's (Skeinformer, Tables 1 and 2), every row of these.
+    """Accuracy and time on Long Range Arena beside all rows of the paper's Tables 1 and 2 (Skeinformer).
 
-    Only what was measured on the paper's data at its length shares a row with its numbers; else both have their own.
-    Accuracies have intervals over seeds and groups of test examples. Ranks are given where softmax is ahead of every
-    control only. Times are of quiet machines, those of the paper of a V100; total is all steps of a training.
+    Ours and the paper's numbers share a row only if the data and the length are the same. Accuracies have intervals
+    over seeds and groups of test examples. Ranks are given only if softmax beats every control. Times are of runs on
+    quiet cores, the paper's of a V100; `minutes in total` is for all training steps.
     """
     data, _ = trained_cells(frame, TASKS)
     rows = [row for key, own in panels(data) for row in _of_panel(key, own)]
@@ -52,9 +52,9 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_panel(key: tuple[str, int], rows: pd.DataFrame) -> Iterator[dict[str, object]]:
-    """A row for each series of a task and length."""
+    """One row for each series of a task and length."""
     word, quiet = controls.diagnose(rows).word, timed(rows)
-    values = {name: mean_error(of) for name, of in controls.errors(rows).items()}
+    values = {name: mean_error(of) for name, of in controls.error_rates(rows).items()}
     ranks = pd.Series({name: one.value for name, one in values.items()}).rank(method="min")
     for name, one in values.items():
         own, speed = rows[rows["series"] == name], quiet.loc[quiet["series"] == name, "value"]
@@ -82,7 +82,7 @@ def _of_panel(key: tuple[str, int], rows: pd.DataFrame) -> Iterator[dict[str, ob
 
 
 def _papers() -> pd.DataFrame:
-    """The paper's numbers, a row for each task and mechanism."""
+    """The paper's numbers, one row for each task and mechanism."""
     columns = []
     for metric, name in PAPERS.items():
         of = published(metric)
@@ -92,7 +92,7 @@ def _papers() -> pd.DataFrame:
 
 
 def mean_error(by_seed: dict[int, Array]) -> Difference:
-    """The mean over seeds and groups of examples; of one seed its value is all that is known."""
+    """The mean over seeds and groups of examples; with one seed (or group) it has no interval."""
     values = np.stack([by_seed[seed] for seed in sorted(by_seed)])
     if min(values.shape) > 1:
         return difference(values, np.zeros_like(values))
@@ -100,11 +100,11 @@ def mean_error(by_seed: dict[int, Array]) -> Difference:
 
 
 def protocols(frame: pd.DataFrame) -> pd.DataFrame:
-    """What each option of the protocol changes on Long Range Arena: a row for each task, mechanism and option.
+    """The effect of each option of the protocol on Long Range Arena: one row for each task, mechanism and option.
 
-    The difference is of the accuracy with the option less that of the protocol that most runs have, paired by seed and
-    group of test examples, in points; verdicts are corrected for all rows (Holm), `as good as` is within 2 points. The
-    last columns say how far a mechanism is ahead of softmax in both.
+    The difference, in points, is the accuracy with the option minus that with the protocol of most runs, paired by seed
+    and group of test examples. Verdicts are corrected for all rows (Holm); `as good as` is within 2 points. The last
+    columns are the mechanism's lead over softmax with both protocols.
     """
     cells = frame[(frame["bench"] == "train") & frame["inputs"].isin(TASKS) & (frame["metric"] == ACCURACY)]
     cells = cells[cells["status"] == "ok"]
@@ -121,7 +121,7 @@ def protocols(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
-    """With the `options` of each cell, `group.key` to value as JSON, and the `rest` of what it learns."""
+    """Add `options`, the settings of the protocol as JSON by `group.key`, and `rest`, the task's other settings."""
     options, rest = [], []
     for text in cells["settings"]:
         settings = json.loads(text)
@@ -135,11 +135,11 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str, object], Difference]]:
-    """Each mechanism with each protocol other than the usual one."""
+    """A row and a difference for each mechanism with each protocol other than the most frequent one."""
     usual = cells["options"].value_counts().idxmax()
     newest = cells.sort_values("ended").drop_duplicates(["options", "attention", "seed"], keep="last")
     by_protocol = {
-        text: controls.errors(rows.assign(series=rows["attention"])) for text, rows in newest.groupby("options")
+        text: controls.error_rates(rows.assign(series=rows["attention"])) for text, rows in newest.groupby("options")
     }
     softmax = next((name for name in ("flash", "softmax") if name in by_protocol[usual]), "")
     for text, by_name in by_protocol.items():

@@ -1,4 +1,4 @@
-"""The zoo's mechanisms beside the packages that have them: speed in the same rounds, and peak memory."""
+"""The zoo's mechanisms beside the same ones from other packages: speed in the same rounds, and peak memory."""
 
 import pandas as pd
 
@@ -6,7 +6,7 @@ from analysis import intervals
 from analysis.selection import MissingRecords, newest, unless_quiet
 from bench.records.statistics import ratio_interval
 
-# The variant with the same work or the nearest to it, by that of the package: `third_party.lucidrains` says how near.
+# The package's variant -> ours with the same work, or the nearest to it; see `third_party.lucidrains` for differences.
 COUNTERPARTS = {
     "lucidrains_linformer": "linformer",
     "lucidrains_local_5": "bigbird_r0",
@@ -20,10 +20,10 @@ MIB = 2.0**-20
 
 
 def peers(frame: pd.DataFrame) -> pd.DataFrame:
-    """The zoo's mechanisms beside the packages that have them, by pass, direction, dtype and length.
+    """The zoo's mechanisms beside the same ones from other packages, by mask, pass, dtype and length.
 
-    `speed` is the median over rounds of the package's time over the zoo's (above 1: the zoo is faster), with its
-    interval and verdict; `mib` and `peer_mib` are the peaks of both where `bench=memory` measured them.
+    `speed` is the package's time divided by the zoo's (above 1: the zoo is faster), the median over rounds with its
+    interval and verdict; `mib` and `peer_mib` are the peak memory of both if `bench=memory` measured it.
     """
     timed, shared = _of(frame, "compare", "latency"), [*CONDITIONS, *SIZES]
     both = timed.merge(timed, on=["cell_id", "ended", *shared], suffixes=("", "_peer"))
@@ -46,7 +46,7 @@ def peers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of(frame: pd.DataFrame, bench: str, metric: str) -> pd.DataFrame:
-    """What the zoo's mechanisms and their peers measured, named without the dtype."""
+    """The rows of the zoo's mechanisms and their peers, with labels without the dtype."""
     rows = frame[(frame["bench"] == bench) & (frame["metric"] == metric)]
     names = zip(rows["attention"].astype(str), rows["dtype"], strict=True)
     rows = rows.assign(attention=[name.removesuffix(f" dtype={dtype}") for name, dtype in names])

@@ -1,6 +1,6 @@
-"""Tables as people read them: units and words in the header, a value with its interval in one cell, a page at most.
+"""Readable tables: words and units in the header, a value and its interval in one cell, at most a page.
 
-What is left out, and every digit, is in the CSV of the same name.
+The CSV of the same name has every row, column and digit.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from analysis.selection import PASSES, mask
 from analysis.training import BENCHES
 
 MOST = 30
-"""Rows, above which nobody reads a table."""
+"""Most rows of a readable table."""
 WORDS = {
     **{"attention": "mechanism", "seq_len": "n (tokens)", "n": "n (tokens)", "causal": "mask", "d": "size d"},
     **{"peer": "package's mechanism", "mib": "peak memory (MiB)", "peer_mib": "the package's (MiB)"},
@@ -31,7 +31,7 @@ WORDS = {
     **{"heads": "heads", "head dim": "size of a head", "batch": "sequences in a batch", "failed": "seeds that failed"},
     **{"task is": "whether the task tells mechanisms apart", "best of": "learning rates tried"},
 }
-"""Names of columns of the CSVs, in words; others are words already."""
+"""Columns of the CSVs, in words; the names of other columns are words already."""
 VALUES: dict[str, Callable[[object], object]] = {
     "causal": mask,
     "pass": lambda name: PASSES.get(str(name), "" if pd.isna(name) else name),
@@ -42,27 +42,27 @@ VALUES: dict[str, Callable[[object], object]] = {
 
 
 SETTINGS = ("task is", "layers", "heads", "head dim", "dtype", "learning rate", "best of", "seeds", "failed")
-"""What was set here, and how often."""
+"""Columns about our runs, which are empty in rows that only a paper has."""
 
 
 class View(NamedTuple):
-    """How a table is shortened, and what a reader must know of its columns."""
+    """How a table is shortened, and the sentences that explain its columns."""
 
     shorten: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
     says: str = ""
 
 
 def readable(name: str, table: pd.DataFrame, linked: bool = True) -> str:
-    """The table of that name in Markdown: what columns mean, the rows, what they have in common, where the rest is.
+    """The table in Markdown: what the columns mean, the rows, what they have in common, and where the rest is.
 
-    `linked`: to the CSV of the same name, beside it.
+    `linked` adds a link to the CSV of the same name in the same folder.
     """
     view = VIEWS.get(name, View())
     shown = view.shorten(table)
     for column in VALUES.keys() & set(shown):
         shown = shown.assign(**{column: shown[column].map(VALUES[column])})
     text = with_intervals(pd.DataFrame({column: shown[column].map(_cell) for column in shown}, dtype=object))
-    # A row of a paper's alone says nothing of what was set here.
+    # Rows that only a paper has are empty in the columns about our runs.
     values = {column: set(text[column]) - ({""} if column in SETTINGS else set()) for column in text}
     same = [column for column in list(text)[1:] if len(text) > 1 and len(values[column]) < 2]
     common = [f"{WORDS.get(column, column)} {value}" for column in same for value in values[column] if value]
@@ -75,7 +75,7 @@ def readable(name: str, table: pd.DataFrame, linked: bool = True) -> str:
 
 
 def _told_apart(table: pd.DataFrame) -> str:
-    """Which tasks can tell mechanisms apart, by their controls."""
+    """A sentence on which tasks can tell mechanisms apart, according to their controls."""
     if "task is" not in table:
         return ""
     by_word = table.dropna(subset="task is").groupby("task is")
@@ -85,7 +85,7 @@ def _told_apart(table: pd.DataFrame) -> str:
 
 
 def _cell(value: object) -> str:
-    """Three significant digits, and all of them before the point."""
+    """A number with three significant digits, or as an integer from 1000 on."""
     if value is None or pd.isna(value):
         return ""
     if not isinstance(value, float):
@@ -94,7 +94,7 @@ def _cell(value: object) -> str:
 
 
 def _interval(rows: pd.DataFrame, value: str, low: str, high: str) -> pd.Series:
-    """`1.18 [1.13, 1.21]` of each row; nothing where there is no value."""
+    """`1.18 [1.13, 1.21]` for each row; empty without a value."""
     texts = []
     for middle, least, most in zip(rows[value], rows[low], rows[high], strict=True):
         ends = f" [{_cell(least)}, {_cell(most)}]" if pd.notna(least) and not least == middle == most else ""
@@ -103,7 +103,7 @@ def _interval(rows: pd.DataFrame, value: str, low: str, high: str) -> pd.Series:
 
 
 def _crossover(table: pd.DataFrame) -> pd.DataFrame:
-    """Each mechanism at the longest length, the fastest first; in one dtype, if all of them are too many."""
+    """Each mechanism at the longest length, the fastest first; one dtype only if there are too many rows."""
     exact = {"flash", "softmax"} | {str(best).rpartition(" ")[0] for best in table["best"]}
     rows = table[~table["attention"].isin(exact)].sort_values("seq_len", kind="stable")
     curve = ["attention", "dtype", "causal", "pass"]
@@ -113,7 +113,7 @@ def _crossover(table: pd.DataFrame) -> pd.DataFrame:
         rows = rows[rows["dtype"] == max(set(rows["dtype"]), key=lambda name: ((rows["dtype"] == name).sum(), name))]
     rows = rows.sort_values(["causal", "pass", "over_best"], ascending=[True, True, False], kind="stable")
     least, most = (table.groupby(curve)["seq_len"].transform(end)[rows.index] for end in ("min", "max"))
-    # Of what was not measured nothing is known.
+    # An end outside the measured lengths is shown as `below` the shortest or `above` the longest.
     low = rows["from_low"].map(_cell).where(rows["from_low"] >= least, least.map("below {}".format))
     high = rows["from_high"].map(_cell).where(rows["from_high"] <= most, most.map("above {}".format))
     start = rows["from_seq_len"].map(_cell) + " [" + low + ", " + high + "]"
@@ -131,7 +131,7 @@ def _crossover(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _trained(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each mechanism and a column for each task: the loss of text, what is right of other tasks."""
+    """One row for each mechanism and one column for each task: the loss of text, the right answers of other tasks."""
     cells: dict[tuple[str, str], str] = {}
     for (task, n), rows in table.groupby(["task", "n"], sort=True):
         is_text = str(task).startswith("language modelling")
@@ -147,7 +147,7 @@ def _trained(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _peers(table: pd.DataFrame) -> pd.DataFrame:
-    """The passes beside each other."""
+    """The passes in columns beside each other."""
     keys = ["attention", "peer", "causal", "dtype", "seq_len"]
     speed = _interval(table, "speed", "low", "high") + " " + table["verdict"].astype(str)
     memory = [f"{_cell(own)} / {_cell(peer)}" if pd.notna(own) and pd.notna(peer) else ""
@@ -163,7 +163,7 @@ def _peers(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gate(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each benchmark and pass: from the shortest to the longest length."""
+    """One row for each benchmark and pass, with the range over all lengths."""
     rows = []
     for (bench, name), own in table.groupby(["bench", "pass"], dropna=False, sort=False):
         row = {"bench": bench, "pass": name, "n (tokens)": _range(own["n"]), "cells": own["cells"].sum()}
@@ -180,7 +180,7 @@ def _range(values: pd.Series) -> str:
 
 
 def _steps(table: pd.DataFrame) -> pd.DataFrame:
-    """The lengths that were measured here, with each way of measuring in a column."""
+    """The lengths that were measured here, with one column for each benchmark."""
     ours = table[table["status"].notna()]
     speed = _interval(ours, "steps/s", "low", "high").where(ours["status"] == "ok", ours["status"])
     dropped = ["bench", "status", "steps/s", "low", "high", "interval", "disturbed"]
@@ -196,7 +196,7 @@ def _steps(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measured(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """The rows that were measured here; the paper's other lengths are in the CSV."""
+    """Keep the rows that were measured here; the paper's other lengths are in the CSV."""
     return lambda table: table[table[column].notna()] if table[column].notna().any() else table
 
 
@@ -246,4 +246,4 @@ VIEWS: dict[str, View] = {
         "code that shows the formula.",
     ),
 }
-"""Of the tables that are longer than a page, or whose columns need a word."""
+"""Views of the tables that are longer than a page, or whose columns need an explanation."""

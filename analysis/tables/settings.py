@@ -1,4 +1,4 @@
-"""In which of the settings that were tried exact softmax learns more than the best control."""
+"""In which of the tried settings exact softmax learns more than the best control."""
 
 import json
 from typing import Any
@@ -11,15 +11,15 @@ from analysis.paired import BETTER, UNDECIDED, Difference, corrected, verdict
 from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
 
 _LOOKS = ("evaluate_every", "evaluation_examples", "test_examples", "test_lengths", "checkpoint_seconds")
-"""Settings of training that say when and by what a model is looked at, not what it learns."""
+"""Settings of training that change when and on what a model is evaluated, not what it learns."""
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Softmax against the best control, in every setting in which both were trained with the same two seeds or more.
+    """Softmax against the best control, in every setting in which both were trained with two or more common seeds.
 
-    `setting` says what differs from the most frequent values. Losses are means over seeds of the test split; below 0
-    nats softmax is better, and `p` is corrected over all rows (Holm). With fewer seeds than a diagnosis asks for
-    (`analysis.controls`) a row says where to look, not that a task is diagnostic.
+    `setting` lists what differs from the most frequent values. Losses are means over seeds on the test split. Below 0
+    nats softmax is better; `p` is corrected over all rows (Holm). With fewer seeds than a diagnosis needs
+    (`analysis.controls`), a row only says where to look, not that a task is diagnostic.
     """
     rows = frame[frame["bench"] == "train"]
     require_ok(rows, "bench=train")
@@ -37,7 +37,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
-    """What is said of each setting of a task, and the difference; nothing where there is one setting."""
+    """The row and the difference for each setting of a task; empty if there is only one setting."""
     flat = pd.DataFrame({row["cell_id"]: _flat(row) for row in rows.drop_duplicates("cell_id").to_dict("records")}).T
     usual = flat.mode().iloc[0]
     changed = {cell: ", ".join(f"{k}={v}" for k, v in own.items() if v != usual[k]) for cell, own in flat.iterrows()}
@@ -60,11 +60,11 @@ def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, str]:
-    """What a cell was trained with, apart from its mechanism and its seed."""
+    """All settings of a cell as text, apart from its mechanism and its seed."""
     own = {key: str(row[key]) for key in ("seq_len", "tokens", "num_heads", "head_dim", "dtype")}
     for part in ("model", "task", "training"):
         values = json.loads(row["settings"]).get(part)
-        # A record from elsewhere need not have it.
+        # A record from another version may lack it.
         for key, value in values.items() if isinstance(values, dict) else ():
             if key not in _LOOKS:
                 own[f"{part}.{key}"] = json.dumps(value)

@@ -1,4 +1,4 @@
-"""What mechanisms have learned, in tables: over seeds, on the test split, beside what the papers report."""
+"""Tables of trained models: medians and ranges over seeds on the test split, beside the papers' numbers."""
 
 from collections.abc import Mapping
 
@@ -16,11 +16,11 @@ SPREAD = {"": "value", "lowest ": "low", "highest ": "high"}
 def trained(frame: pd.DataFrame) -> pd.DataFrame:
     """Loss and right answers of trained models, over their seeds.
 
-    In the order of their names: a few short runs rank nobody. Right are examples of which every answer is, and of
-    language models tokens, for no text is wholly right; `right are` says which.
+    Rows are sorted by name, because a few short runs are no ranking. An example is right if all its answers are; for
+    language models, single tokens are counted. The column `right are` says which.
     """
     data, _ = trained_cells(frame)
-    # Of text the tokens stand where the examples do.
+    # For text, the accuracy of tokens replaces that of examples.
     is_text = data["inputs"] == "language_modelling"
     metric = data["metric"].mask(is_text & (data["metric"] == "example_accuracy"))
     data = data.assign(metric=metric.mask(is_text & (metric == "token_accuracy"), "example_accuracy"))
@@ -35,7 +35,7 @@ def trained(frame: pd.DataFrame) -> pd.DataFrame:
 def perplexities(frame: pd.DataFrame) -> pd.DataFrame:
     """Test perplexity beside the papers' (PolySketchFormer, Tables 2 and 3), and that of n-grams.
 
-    The papers' models have 12 or 13 layers of 12 heads x 64, and texts of their own.
+    The papers' models have 12 or 13 layers of 12 heads x 64, and were trained on other texts.
     """
     data, _ = trained_cells(frame, ["language_modelling"])
     table = _rows(data, {"perplexity": ("perplexity", 1)}, sizes=True)
@@ -57,16 +57,16 @@ def solved(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def thesis(frame: pd.DataFrame) -> pd.DataFrame:
-    """Loss of sequence reversal in the end, ours over seeds beside the thesis' one run."""
+    """Final loss of sequence reversal: ours over several seeds, beside the thesis' single run."""
     data, _ = trained_cells(frame, ["reversal"])
     table = beside(_rows(data, {"loss (nats)": ("loss", 1)}), "loss", of="reversal")
     return table.rename(columns={"reversal (thesis)": "thesis"})
 
 
 def _rows(data: pd.DataFrame, metrics: Mapping[str, tuple[str, float]], sizes: bool = False) -> pd.DataFrame:
-    """A row for each panel and series with median and range of metrics, each with its name and a factor.
+    """One row for each panel and series: `metrics` maps a column's name to a metric and the factor of its unit.
 
-    With `sizes` the model's have columns, and the name of the mechanism is without them.
+    With `sizes`, the model's sizes have their own columns and are left out of the mechanism's name.
     """
     keys = [*PANEL, "series"]
     cells = data.drop_duplicates("cell_id")

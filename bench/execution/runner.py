@@ -274,7 +274,7 @@ def run_process(cell: Cell, results_dir: Path, resources: Resources, options: Op
 
 
 def wait_for(child: processes.Child, timeout: float, file: Path, options: Options) -> bool:
-    """Wait for the child's end or the timeout, compiling and preparing not counted; returns whether it ended in time."""
+    """Wait for the child's end or the timeout, without compiling and preparing; returns whether it ended."""
     deadline, uncounted_s = time.monotonic() + timeout, 0.0
     while (left := deadline + uncounted_s - time.monotonic()) > 0:
         if child.wait(min(1.0, left)):

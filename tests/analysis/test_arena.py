@@ -13,7 +13,7 @@ from scipy import stats
 from synthetic_arena import ACCURACIES, arena, cell, cells
 from synthetic_quality import runs
 
-from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, errors
+from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, error_rates
 from analysis.frame import tidy
 from analysis.plots import learning, lra, scaling
 from analysis.published import published
@@ -43,9 +43,9 @@ def test_a_task_is_blind_where_a_control_may_be_within_two_points_of_softmax():
 
 def test_losses_do_not_judge_classes_and_accuracies_no_text():
     data, _ = trained_cells(tidy(cells()))
-    assert set(errors(data)) == set(ACCURACIES)
+    assert set(error_rates(data)) == set(ACCURACIES)
     data, _ = trained_cells(tidy(runs()))
-    assert errors(data) == {} and [one.word for one in diagnoses(data).values()] == [DIAGNOSTIC]
+    assert error_rates(data) == {} and [one.word for one in diagnoses(data).values()] == [DIAGNOSTIC]
 
 
 def test_a_control_without_attention_is_a_row_beside_mechanisms():
@@ -76,7 +76,7 @@ def test_units_without_examples_at_the_end_change_no_accuracy():
     right = records[0].measurements["test"]["accuracy_by_unit"]
     records[0].measurements["test"]["accuracy_by_unit"] = right[:20]
     data, _ = trained_cells(tidy(records))
-    found = errors(data)["flash"]
+    found = error_rates(data)["flash"]
     assert [len(each) for each in found.values()] == [32] * 5
     assert found[0].mean() == pytest.approx(1 - np.mean(right[:20]))
 

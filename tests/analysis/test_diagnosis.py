@@ -5,7 +5,7 @@ import pytest
 from synthetic_quality import LOSSES, runs
 from synthetic_records import under
 
-from analysis.controls import BLIND, DIAGNOSTIC, compared, diagnoses, losses, notes, paired
+from analysis.controls import BLIND, DIAGNOSTIC, compared, control_comparisons, diagnoses, losses, notes
 from analysis.frame import tidy
 from analysis.paired import corrected, verdict
 from analysis.training import trained_cells
@@ -54,7 +54,7 @@ def test_what_disturbed_one_of_a_pair_is_said_of_the_pair():
     records = runs()
     at = next(i for i, one in enumerate(records) if one.config["label"] == "performer")
     records[at] = under(records[at], "other processes: 2 cores")
-    table = paired(tidy(records))
+    table = control_comparisons(tidy(records))
     of_performer = (table["attention"] == "performer") | (table["against"] == "performer")
     assert set(table.loc[of_performer, "disturbed"]) == {"other processes: 2 cores"}
     assert table.loc[~of_performer, "disturbed"].isna().all() and not of_performer.all()
@@ -75,18 +75,18 @@ def test_captions_say_it_before_anything_is_ranked():
 
 
 def test_the_table_ranks_where_the_task_is_diagnostic_only():
-    table = paired(tidy(runs())).set_index(["attention", "against"])
+    table = control_comparisons(tidy(runs())).set_index(["attention", "against"])
     assert table.loc[("performer", "local"), "verdict"] == "better"
     assert table.loc[("performer", "softmax"), "verdict"] == "worse"
     assert table.loc[("polysketch_random_r32", "local"), "verdict"] == "as good as"
     assert table.loc[("performer", "local"), "difference (nats)"] == pytest.approx(-0.05, abs=0.01)
-    assert set(paired(tidy(runs(LOSSES | {"local": 1.8})))["verdict"]) == {BLIND}
+    assert set(control_comparisons(tidy(runs(LOSSES | {"local": 1.8})))["verdict"]) == {BLIND}
 
 
 def test_verdicts_are_corrected_for_all_comparisons_of_a_task_and_length():
     records = runs(LOSSES | {"performer": 1.965}, noise=0.03)
     data, _ = trained_cells(tidy(records))
-    by_series, table = losses(data), paired(tidy(records))
+    by_series, table = losses(data), control_comparisons(tidy(records))
     found = [compared(by_series[row["attention"]], by_series[row["against"]]) for row in table.to_dict("records")]
     ps = [one.p for one in found]
     assert table["p"].tolist() == pytest.approx(corrected(ps))
@@ -96,7 +96,7 @@ def test_verdicts_are_corrected_for_all_comparisons_of_a_task_and_length():
 
 def test_what_is_undecided_says_how_many_seeds_would_decide():
     records = runs(LOSSES | {"performer": 1.97}, noise=0.03)
-    table = paired(tidy(records)).set_index(["attention", "against"])
+    table = control_comparisons(tidy(records)).set_index(["attention", "against"])
     row = table.loc[("performer", "local")]
     assert row["verdict"] == "undecided" and row["seeds needed"] > 5
     data, _ = trained_cells(tidy(records))

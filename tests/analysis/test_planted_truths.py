@@ -6,7 +6,7 @@ import torch
 from synthetic_records import record
 
 from analysis.attribution import ALONE, REMOVED, attributions, table
-from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, paired
+from analysis.controls import BLIND, DIAGNOSTIC, control_comparisons, diagnoses
 from analysis.frame import tidy
 from analysis.training import trained_cells
 from attention_zoo.polysketch import SketchNetwork
@@ -39,7 +39,7 @@ def test_copies_200_tokens_before_are_diagnostic_and_what_is_recalled_is_where_s
     found = only(diagnoses(trained_cells(tidy(records))[0]))
     assert found.word == DIAGNOSTIC, found.sentence
     assert (found.positive, found.negative) == ("flash", "local_sliding")
-    rows = paired(tidy(records)).set_index(["attention", "against"])
+    rows = control_comparisons(tidy(records)).set_index(["attention", "against"])
     assert set(rows.loc[[("local", "flash"), ("local_sliding", "flash")], "verdict"]) == {"worse"}
     gains = gained(records, "local_sliding")
     rows_say = rows.loc[("local_sliding", "flash"), "difference (nats)"]
@@ -66,7 +66,7 @@ def test_the_same_letters_in_random_order_are_not_diagnostic(folder, copied, rng
     records = planted.trained(folder / "shuffled", text, "flash,local", training__steps=75)
     found = only(diagnoses(trained_cells(tidy(records))[0]))
     assert found.word == BLIND and found.sentence.startswith("flash against local: "), found.sentence
-    assert set(paired(tidy(records))["verdict"]) == {BLIND}
+    assert set(control_comparisons(tidy(records))["verdict"]) == {BLIND}
     assert all(one.measurements["test"]["loss"] > one.measurements["baselines"]["unigram"] - 0.01 for one in records)
 
 

@@ -1,1 +1,1 @@
-"""The Triton kernels by themselves: compiled without a GPU, read, predicted, tuned and measured on one."""
+"""Tools for the Triton kernels: compile them without a GPU, read their machine code, tune them on a GPU."""

@@ -1,6 +1,6 @@
-"""Kernels compiled for GPUs that are not there: calls are launched on tensors without memory, and only compiled.
+"""Compile kernels for GPUs that are not present: launches on tensors without memory (`meta`) only compile.
 
-`python -m tools.kernels.ahead_of_time` compiles the catalogue, prints what came out and compares it with the table.
+`python -m tools.kernels.ahead_of_time` compiles the catalogue, prints the results and compares them with the table.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tools.kernels.call import Call, catalogue
 from tools.kernels.compiled import Compiled
 
 TARGETS = (80, 90, 100)
-# Of a compiler's message, which shows the code before.
+# Last lines of a compiler's message to keep; the lines before show the code.
 LINES = 4
 
 
@@ -38,7 +38,7 @@ class _Launch(NamedTuple):
 
 
 def compile_call(call: Call, target: int) -> list[Compiled]:
-    """Every kernel that a call launches, compiled as its launch on `sm_<target>` would have it.
+    """Compile every kernel that a call launches, in the configuration that it has on `sm_<target>`.
 
     Raises:
         RuntimeError: kernels are interpreted in this process, or one does not compile.
@@ -60,7 +60,7 @@ def compile_call(call: Call, target: int) -> list[Compiled]:
 
 @contextlib.contextmanager
 def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
-    """Launches compile for the target, run nothing and are added to `launches`; a cache on disk hides nothing."""
+    """Inside, launches only compile for the target and are added to `launches`; Triton's disk cache is not used."""
     from triton import knobs
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -78,7 +78,7 @@ def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
                 kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         except Exception as error:
             raise RuntimeError(f"{self.__name__} does not compile for sm_{target}: {_reason(error)}") from error
-        # What was compiled before comes from Triton's memory, without a word of ptxas.
+        # Triton keeps compiled kernels in memory; a second launch has no output of ptxas.
         vars(kernel).setdefault("log", log.getvalue())
         launches.append(_Launch(self.__name__, _configuration(configurations, kwargs), kernel))
         return kernel
@@ -97,7 +97,7 @@ def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The end of what a compiler says: where it stood, and what it met there."""
+    """The last lines of a compiler's messages: the place and the error."""
     said = []
     cause: BaseException | None = error
     while cause is not None:
@@ -107,7 +107,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _configuration(found: list[Configuration], given: dict[str, Any]) -> Configuration:
-    """That of a launch: the tiles of the last found whose names and options it was given, with the sizes given."""
+    """The configuration of a launch: the last one looked up with its options and names of tiles, with its sizes."""
     warps, stages, registers = given.get("num_warps", 4), given.get("num_stages", 3), given.get("maxnreg")
     for tiles, *options in reversed(found):
         if options == [warps, stages, registers] and tiles.keys() <= given.keys():
@@ -139,7 +139,7 @@ def _read(call: Call, version: int, target: int, launch: _Launch) -> Compiled:
 
 
 class _Driver:
-    """What Triton asks of a driver to compile; a device's number is its target, for kernels are kept by device."""
+    """The part of a driver that Triton needs to compile. Kernels are cached by device, so its number is the target."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -157,7 +157,7 @@ class _Driver:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit code is 1 where something is worse than in the table."""
+    """The command line; the exit status is 1 if a kernel fails or is worse than in the table."""
     parser = Parser(prog="python -m tools.kernels.ahead_of_time", description=__doc__)
     parser.add_argument("--target", type=int, nargs="+", choices=TARGETS, default=TARGETS, help="compute capabilities")
     parser.add_argument("--match", default="", help="a regular expression: calls whose name it is found in")
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         every: Callable[..., Iterator[_Outcome]] = map
         if given.jobs > 1:
-            # Not forked: the threads of torch would be missing.
+            # spawn, because torch's threads do not survive a fork.
             workers = ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"))
             every = stack.enter_context(workers).map
         for outcome in every(_attempt, [(name, target) for name in names for target in given.target]):
@@ -195,11 +195,11 @@ class _Outcome(NamedTuple):
 
 
 def _attempt(job: tuple[str, int]) -> _Outcome:
-    """The rows of a call for a target, or why there are none."""
+    """The rows of a call for a target, or the reason why it does not compile."""
     name, target = job
     try:
         return _Outcome([recorded.row(kernel) for kernel in compile_call(_calls()[name], target)], [])
-    except Exception as error:  # a compiler fails in many ways, and the others are still to be compiled
+    except Exception as error:  # compilers raise many types of errors, and the other calls must still compile
         return _Outcome([], [f"{name}: {error}"])
 
 

@@ -1,13 +1,13 @@
-"""A kernel as a compiler leaves it: what it takes of a multiprocessor, and how many of its blocks fit there."""
+"""A compiled kernel: its resources, and how many of its blocks fit on a multiprocessor."""
 
 from dataclasses import dataclass
 
 from attention_zoo.ops.launching import Configuration
 from tools.kernels.call import Call
 
-# Of a multiprocessor of sm_80, sm_90 and sm_100: 32-bit registers and warps of each of its four parts, blocks.
+# A multiprocessor of sm_80, sm_90 and sm_100: partitions, 32-bit registers and warps of each partition; most blocks.
 PARTS, REGISTERS, WARPS, BLOCKS = 4, 16384, 16, 32
-# Bytes of its shared memory, and what of it each block costs beside its own; columns of tensor memory (sm_100).
+# Bytes of shared memory, bytes of it reserved per block, columns of tensor memory (sm_100).
 SHARED = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
 RESERVED = 1024
 COLUMNS = 512
@@ -17,8 +17,8 @@ COLUMNS = 512
 class Compiled:
     """One kernel that a call launches, compiled for `sm_<target>`.
 
-    `version` counts those of one `function` that the call launches, `registers` are of a thread, `spill_bytes` what
-    ptxas keeps of them in memory, `columns` are of tensor memory, `warnings` what ptxas says of performance lost.
+    `version` numbers the kernels of one `function` in the call; `registers` are per thread; `spill_bytes` is what
+    ptxas spills to memory; `columns` are of tensor memory; `warnings` are ptxas' warnings about performance.
     """
 
     call: Call
@@ -37,7 +37,7 @@ class Compiled:
 
     @property
     def kernel(self) -> str:
-        """The function, from its second version on with a number behind it."""
+        """The name of the function, followed by the version from the second one on."""
         return self.function if self.version == 1 else f"{self.function} {self.version}"
 
     @property
@@ -47,8 +47,8 @@ class Compiled:
 
     @property
     def blocks(self) -> int:
-        """How many blocks a multiprocessor takes at once, by registers, warps, shared and tensor memory."""
-        # Registers are given to a warp in pieces of 256.
+        """How many blocks fit on a multiprocessor at once, by registers, warps, shared and tensor memory."""
+        # Registers are allocated to a warp in units of 256.
         of_a_warp = -(-self.registers // 8) * 8 * 32
         warps = PARTS * min(WARPS, REGISTERS // of_a_warp)
         by_shared = SHARED[self.target] // (self.shared_bytes + RESERVED)

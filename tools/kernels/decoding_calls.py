@@ -1,4 +1,4 @@
-"""Steps of decoding to compile, tune and time: batch 16 x 12 heads, and a batch of one."""
+"""Calls of the decoding kernels: one step for a batch of 16 x 12 heads, and for a batch of one."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

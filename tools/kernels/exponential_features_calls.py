@@ -1,4 +1,4 @@
-"""Exponential features of performer: 12 heads of 32k tokens."""
+"""Calls of the kernels for performer's exponential features: 12 heads of 32k tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ HEADS, SEQ_LEN = 12, 32768
 
 
 def calls() -> list[Call]:
-    """Forward and backward of the default and fewer features, those of performer-pytorch, other head dims, float32."""
+    """Both passes with default, fewer and performer-pytorch's features, at other head dims, and in float32."""
     shapes = [(256, 64), (128, 64), (266, 64), (2048, 64), (256, 32), (256, 128)]
     made = [_calls(m, width) for m, width in shapes] + [_calls(256, 64, torch.float32)]
     return [call for of_shape in made for call in of_shape]

@@ -11,15 +11,15 @@ from attention_zoo.ops.feature_product import tiles, triton
 from tools.kernels.call import Call, shape_name
 
 HEADS = 12
-# Those whose left operands are made in registers.
+# Kernels that compute left operands of products in registers.
 STREAMING = ("square_state_kernel", "square_output_kernel", "square_gradient_kernel")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One shape: r features of heads of h columns; `block_size` None is what the kernels choose.
+    """One shape: r features for heads of h columns; `block_size=None` is the kernels' own choice.
 
-    `local` has exact weights of degree 4 in its blocks, `scaled` has log scales.
+    `local` adds exact weights of degree 4 within blocks, `scaled` adds log scales.
     """
 
     kind: str
@@ -35,31 +35,31 @@ class Case:
 
     @property
     def degree(self) -> int:
-        """Of the weights."""
+        """Degree of the weights in the product of features."""
         return 2 if self.kind == "polysketch" else 1
 
     @property
     def name(self) -> str:
-        """Such as `r32 h64 1x32768 causal`."""
+        """The shape as text, such as `r32 h64 1x32768 causal`."""
         seen = ("causal" if self.causal else "full") + (" local" if self.local else "")
         return shape_name(f"r{self.r} h{self.h} {self.batch}x{self.length} {seen}", self.dtype)
 
     @property
     def rows(self) -> int:
-        """Of a chunk."""
+        """Rows of a chunk."""
         return self.block_size or tiles.default_block_size(self.length, self.r, self.degree)
 
     @property
     def reads_sums(self) -> bool:
-        """Whether there is more than one chunk, or none."""
+        """Whether kernels read sums over other chunks: there are several, or the call is not causal."""
         return not self.causal or self.rows < self.length
 
     def inputs(self, device: torch.device) -> triton.Inputs:
-        """What the operator is given."""
+        """Random inputs of the operator."""
         features, values = ((self.batch, HEADS, self.length, columns) for columns in (self.r, self.h))
 
         def drawn(size: tuple[int, ...]) -> Tensor:
-            # Positive, as the features of performer and linear attention are.
+            # Positive, like the features of performer and linear attention.
             return torch.rand(size, device=device, dtype=self.dtype)
 
         query, key = (drawn(values), drawn(values)) if self.local else (None, None)
@@ -74,9 +74,9 @@ class Case:
         return lambda: triton.forward(given)
 
     def backward(self, device: torch.device) -> Callable[[], Any]:
-        """Those of the backward pass."""
+        """The launches of the backward pass."""
         given = self.inputs(device)
-        # What the forward pass leaves behind, without running it: it may be compiled by itself.
+        # Made-up residuals of the forward pass, so that the backward pass can be compiled alone.
         out, d_out = torch.rand_like(given.value), torch.rand_like(given.value)
         residuals = triton.Residuals(*map(torch.ones_like, triton.empty_residuals(given)))
         return lambda: triton.backward(d_out, given, out, residuals)
@@ -89,7 +89,7 @@ CASES = (
     *(Case("polysketch", 32, h) for h in (32, 128)),
     Case("polysketch", 32, dtype=torch.float32),
     Case("polysketch", 32, causal=False),
-    # Every weight is computed.
+    # A single chunk: all weights are computed exactly.
     Case("polysketch", 32, batch=8, length=2048),
     Case("performer", 256, scaled=True),
     Case("performer", 256, causal=False),

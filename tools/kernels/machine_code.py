@@ -1,7 +1,7 @@
-"""The machine code of a kernel: its loops of tensor-core products, and what is wrong with it.
+"""The machine code of a kernel: its loops over tensor-core products, and its problems.
 
-A hot loop is an innermost backward branch whose range holds products and no EXIT: spins on a barrier lie behind the
-EXIT and branch back, and so span a loop and more.
+A hot loop is an innermost backward branch whose range has products and no EXIT. (Spin loops on a barrier are placed
+behind the EXIT and branch back, so their range contains a whole loop and the EXIT.)
 """
 
 import functools
@@ -15,7 +15,7 @@ from tools.kernels.compiled import Compiled
 
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
 PRODUCT = re.compile(r"HGMMA|HMMA|UTC\w*MMA")
-# The generation whose products (wgmma) ptxas serialises, and which has slow ones (mma.sync) beside the fast.
+# The architecture whose asynchronous products (wgmma) ptxas may serialise, and that also has slower ones (mma.sync).
 HOPPER = 90
 
 
@@ -28,7 +28,7 @@ class Instruction(NamedTuple):
 
     @property
     def opcode(self) -> str:
-        """The name without what follows the first dot."""
+        """The name up to the first dot."""
         return self.name.partition(".")[0]
 
     @property
@@ -38,7 +38,7 @@ class Instruction(NamedTuple):
 
     @property
     def pending(self) -> int | None:
-        """How many groups of products may still run behind this wait for them; None if it is no such wait."""
+        """How many groups of products may still run after this wait; None if it is not a wait for products."""
         return int(self.operands.split(",")[1], 16) if self.name.startswith("WARPGROUP.DEPBAR") else None
 
 
@@ -48,26 +48,26 @@ class Loop(NamedTuple):
     body: tuple[Instruction, ...]
 
     def count(self, opcode: str) -> int:
-        """How many instructions of it there are: STS does not count STSM."""
+        """How many instructions have exactly this opcode: STS does not count STSM."""
         return sum(instruction.opcode == opcode for instruction in self.body)
 
     @property
     def in_registers(self) -> int:
-        """How many products take their left operand from registers."""
+        """Number of products with the left operand in registers."""
         return sum(instruction.in_registers for instruction in self.body)
 
     @property
     def waits(self) -> tuple[int, ...]:
-        """At each wait for asynchronous products, how many groups of them go on."""
+        """For each wait for asynchronous products, how many groups may still run after it."""
         return tuple(i.pending for i in self.body if i.pending is not None)
 
     @property
     def streams(self) -> bool:
-        """Whether all products are asynchronous ones with the left operand in registers, as an expansion has them."""
+        """Whether all products are asynchronous with the left operand in registers, as for features made on the fly."""
         return 0 < self.in_registers == sum(bool(PRODUCT.fullmatch(i.opcode)) for i in self.body)
 
     def __str__(self) -> str:
-        """Such as `171 instructions: 16 HGMMA (16 RS), 4 LDS; waits 1,1`."""
+        """`171 instructions: 16 HGMMA (16 RS), 4 LDS; waits 1,1`, for example."""
         counts = Counter(instruction.opcode for instruction in self.body)
         shown = [f"{n} {name}" for name, n in sorted(counts.items()) if PRODUCT.fullmatch(name) and name != "HGMMA"]
         if counts["HGMMA"]:
@@ -79,7 +79,7 @@ class Loop(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def instructions(cubin: bytes) -> tuple[Instruction, ...]:
-    """What a kernel consists of, in the order of addresses."""
+    """The instructions of a kernel, sorted by address."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -96,7 +96,7 @@ def parsed(listing: str) -> tuple[Instruction, ...]:
 
 
 def hot_loops(code: tuple[Instruction, ...]) -> list[Loop]:
-    """Its innermost loops over products, in the order of addresses."""
+    """The innermost loops over products, sorted by address."""
     ends: dict[int, int] = {}
     for instruction in code:
         target = re.search(r"\b0x([0-9a-f]+)$", instruction.operands)
@@ -121,7 +121,7 @@ def _inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
 
 
 def problems(compiled: Compiled) -> list[str]:
-    """What is wrong with a kernel, in words that are the same whatever their extent; empty is well."""
+    """The problems of a kernel, in texts without numbers, so that they can be compared; empty if there are none."""
     code = instructions(compiled.cubin)
     opcodes = {instruction.opcode for instruction in code}
     found = {
@@ -138,7 +138,7 @@ def problems(compiled: Compiled) -> list[str]:
 
 
 def _of_streaming(loops: list[Loop]) -> dict[str, bool]:
-    """What is wrong with the loops of a kernel that keeps its products going."""
+    """Problems -> whether the loops of a streaming kernel have them (see `Call.streaming`)."""
     streaming = [loop for loop in loops if loop.streams]
     return {
         "has no loop with all left operands in registers": not streaming,

@@ -1,4 +1,4 @@
-"""Polynomial attention at the shapes that matter: 12 heads, the paper's degree, head_dim, norm and their neighbours."""
+"""Calls of polynomial attention: 12 heads, the paper's degree, head_dim and norm, and shapes near it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ def _call(of_pass: str, degree: int, head_dim: int, causal: bool, dtype: torch.d
         settings = Settings(degree, head_dim**-0.5, 1.0, causal)
         if of_pass == "forward":
             return lambda: launch_forward(query, key, value, norm, None, settings)
-        # What the forward pass leaves behind, without running it: it may be compiled by itself.
+        # Made-up residuals of the forward pass, so that the backward pass can be compiled alone.
         denominator, unit = (torch.full(query.shape[:3], x, device=device) for x in (float(LENGTH), 1.0))
         passed = Forward(torch.randn_like(value), denominator, query * head_dim**-0.25, key * head_dim**-0.25, unit)
         return lambda: launch_backward(d_out, query, key, value, norm, passed, settings)

@@ -1,4 +1,4 @@
-"""A random sketch of degree 2: 12 heads of 32k tokens, layer norm and all."""
+"""Calls of the kernels for a random sketch of degree 2, with layer norm: 12 heads of 32k tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ HEADS, SEQ_LEN = 12, 32768
 
 
 def calls() -> list[Call]:
-    """Forward and backward at the papers' sizes, other head dims, of each head, in float32, and of two inputs."""
+    """Both passes at the papers' sizes, at other head dims, with matrices per head, in float32, and with two inputs."""
     shapes = [(64, 32), (64, 64), (32, 32), (128, 64)]
     made = [_calls(width, r) for width, r in shapes]
     made += [_calls(64, 32, groups=HEADS), _calls(64, 32, dtype=torch.float32), _calls(32, 32, count=2)]

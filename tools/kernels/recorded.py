@@ -1,4 +1,4 @@
-"""The table of what the kernels compile to, `machine_code.csv`, and what is worse than it."""
+"""The table of compiled kernels, `machine_code.csv`, and regressions against it."""
 
 import csv
 from collections.abc import Collection, Iterable
@@ -12,7 +12,7 @@ TABLE = Path(__file__).parent / "machine_code.csv"
 
 
 class Row(NamedTuple):
-    """One kernel of a call, for one target, by one version of Triton; `docs/kernels.md` explains the columns."""
+    """One kernel of a call for one target and version of Triton; `docs/kernels.md` explains the columns."""
 
     call: str
     kernel: str
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """What there is one row of."""
+        """The columns that identify a row."""
         return self[:4]
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def row(compiled: Compiled) -> Row:
-    """What the table says of a kernel."""
+    """The row of a compiled kernel."""
     import triton
 
     loops = machine_code.hot_loops(machine_code.instructions(compiled.cubin))
@@ -62,7 +62,7 @@ def row(compiled: Compiled) -> Row:
 
 
 def read() -> list[Row]:
-    """The table, empty where there is none."""
+    """The rows of the table; empty if there is no file."""
     if not TABLE.exists():
         return []
     with TABLE.open(newline="") as file:
@@ -70,7 +70,7 @@ def read() -> list[Row]:
 
 
 def write(rows: Iterable[Row]) -> None:
-    """Make these the table, a line each, in an order of their own."""
+    """Write the rows to the table, sorted."""
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Row._fields)
@@ -78,7 +78,7 @@ def write(rows: Iterable[Row]) -> None:
 
 
 def renewed(table: Iterable[Row], rows: Collection[Row], calls: Collection[str]) -> list[Row]:
-    """The table with the rows that were compiled, without those that they replace and of calls that are no more."""
+    """The table with the new rows, without the rows that they replace and rows of calls that no longer exist."""
     compiled = {_compiled(row) for row in rows}
     kept = [row for row in table if row.call in calls and _compiled(row) not in compiled]
     return [*kept, *rows]
@@ -90,7 +90,7 @@ def _typed(line: dict[str, Any]) -> Row:
 
 
 def regressions(table: Iterable[Row], rows: Collection[Row]) -> list[str]:
-    """What is worse than in the table, a line each that says what to do; another version of Triton has no rows."""
+    """One line for each regression, which says what to do; only rows of the same version of Triton are compared."""
     before = {row.key: row for row in table if row.triton in {row.triton for row in rows}}
     if not before:
         return []
@@ -106,7 +106,7 @@ def regressions(table: Iterable[Row], rows: Collection[Row]) -> list[str]:
 
 
 def _compiled(row: Row) -> tuple[str, int, str]:
-    """What rows are compiled together."""
+    """The columns that identify rows that are compiled together."""
     return row.call, row.target, row.triton
 
 

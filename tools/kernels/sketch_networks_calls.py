@@ -1,4 +1,4 @@
-"""The networks of a learned sketch: one level of degree 2, 12 heads of 32k tokens."""
+"""Calls of the kernels for a learned sketch's networks: one level of degree 2, 12 heads of 32k tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +13,11 @@ HEADS, SEQ_LEN = 12, 32768
 
 
 def calls() -> list[Call]:
-    """Forward and backward at the papers' sizes, at other head dims, in float32, and with networks for each head."""
+    """Both passes at the papers' sizes, at other head dims, in float32, with networks per head, and with two inputs."""
     shapes = [(64, 32), (64, 64), (64, 16), (32, 32), (128, 32), (128, 64)]
     made = [_calls(width, r) for width, r in shapes]
     made += [_calls(64, 32, dtype=torch.float32), _calls(64, 64, dtype=torch.float32), _calls(64, 32, groups=HEADS)]
-    # A level above another has two inputs, of r numbers.
+    # A higher level has two inputs of r numbers.
     made += [_calls(32, 32, count=2)]
     return [call for of_shape in made for call in of_shape]
 
@@ -46,7 +46,7 @@ def _calls(
 def _inputs(
     device: torch.device, width: int, r: int, dtype: torch.dtype, groups: int, count: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs, and the weights of both networks as the kernels take them."""
+    """The inputs, and the weights of both networks in the layout of the kernels."""
     inputs = [normal(device, groups, HEADS // groups, SEQ_LEN, width).to(dtype) for _ in range(count)]
     weights = []
     for size in (width, r):

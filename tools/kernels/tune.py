@@ -1,6 +1,6 @@
-"""The fastest configuration of each kernel, found on a GPU: `python -m tools.kernels.tune` prints rows of a table.
+"""Find the fastest configuration of each kernel on a GPU: `python -m tools.kernels.tune` prints rows for its table.
 
-The candidates are those of an operation's `tiles.py` and their neighbours: what does not compile is left out.
+The candidates are those of the operation's `tiles.py` and similar ones; those that do not compile are left out.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from bench.common import signals
 from bench.common.errors import Parser
 from tools.kernels.call import Call, catalogue
 
-# How far results of two configurations may be apart, by bytes of a number: twice what each may be from the truth.
+# Largest relative difference of two configurations' results, by bytes of the dtype: twice the error allowed to each.
 TOLERANCE = {2: 2e-2, 4: 2e-5}
 TINY = 1e-30
 ROUNDS, LAUNCHES = 20, 8
-# What a candidate must gain over the table's configuration to replace it.
+# A candidate must need less than this share of the table's time to replace its configuration.
 GAIN = 0.99
-# A candidate that ends the process is tried once more, in case something else did.
+# A candidate during which the process died is tried once more, as the cause may have been another.
 TRIES = 2
 
 Table = tuple[Entry, ...]
 Launch = Callable[[], Any]
-# Makes of a launch what takes the nanoseconds of one.
+# From a launch, makes a function that returns the nanoseconds of one launch.
 Capture = Callable[[Launch], Callable[[], float]]
 
 
 class Lookup(NamedTuple):
-    """What a launch asks of a table, and what it gets."""
+    """A launch's lookup in a table: the arguments of `launching.fitting`, and the configuration that it returns."""
 
     table: Table
     kernel: str
@@ -58,7 +58,7 @@ class Winner(NamedTuple):
     times: Mapping[str, float]
 
     def __str__(self) -> str:
-        """An entry to paste behind a comment, or the comment alone where the table has the fastest."""
+        """A comment and the new entry for the table; only the comment if the table already has the fastest."""
         _, kernel, arch, bits, dims, own = self.lookup
         said = f"# {self.call}: {self.times[self.configuration.name] / 1e6:.4g} ms"
         if self.configuration == own:
@@ -72,19 +72,19 @@ class Winner(NamedTuple):
 
 
 class Progress:
-    """What was done, a JSON line each: a tuning that was ended, whatever ended it, goes on where it was."""
+    """A log of JSON lines, from which a tuning that was interrupted continues."""
 
     def __init__(self, file: Path, machine: str) -> None:
         self.file, self.machine = file, machine
         file.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, **line: Any) -> None:
-        """Keep one more line."""
+        """Append one line."""
         with self.file.open("a") as file:
             file.write(json.dumps({"machine": self.machine, **line}) + "\n")
 
     def lines(self, **wanted: Any) -> list[dict[str, Any]]:
-        """Those of this machine that say what is wanted; half a line, of a process that was killed, says nothing."""
+        """The lines of this machine with these values; an incomplete line of a killed process is ignored."""
         found = []
         for text in self.file.read_text().splitlines() if self.file.exists() else ():
             with contextlib.suppress(json.JSONDecodeError):
@@ -95,7 +95,7 @@ class Progress:
 
 
 def tune(call: Call, device: torch.device, progress: Progress, capture: Capture) -> Iterator[Winner]:
-    """The fastest configuration of each kernel of a call that has candidates, the other kernels as in the table."""
+    """Find the fastest configuration of each kernel of a call; its other kernels are configured as in the table."""
     asked, expected = lookups(call, device)
     for lookup in asked:
         named = {c.name: c for c in (lookup.configuration, *candidates(lookup))}
@@ -111,7 +111,7 @@ def tune(call: Call, device: torch.device, progress: Progress, capture: Capture)
 
 
 def lookups(call: Call, device: torch.device) -> tuple[list[Lookup], Any]:
-    """What a call asks of tables, the first of each kernel, and its result."""
+    """The lookups of a call in tables (the first for each kernel), and its result."""
     found: dict[str, Lookup] = {}
     fitting = launching.fitting
 
@@ -126,7 +126,7 @@ def lookups(call: Call, device: torch.device) -> tuple[list[Lookup], Any]:
 
 
 def candidates(lookup: Lookup) -> list[Configuration]:
-    """What is worth trying: all of the table for this kernel, half and twice of each number of the one it gets."""
+    """Configurations to try: the table's for this kernel, and the current one with a number changed (half, double)."""
     own = lookup.configuration
     tried = [row.configuration for row in lookup.table if row.kernel == lookup.kernel]
     for factor in (0.5, 2):
@@ -137,7 +137,7 @@ def candidates(lookup: Lookup) -> list[Configuration]:
 
 @contextlib.contextmanager
 def _using(kernel: str, given: Configuration) -> Iterator[None]:
-    """A kernel is launched with this configuration."""
+    """Context manager: inside, a kernel is launched with this configuration."""
     fitting = launching.fitting
 
     def look(table: Table, name: str, *sizes: Any) -> Configuration:
@@ -156,7 +156,7 @@ def _race(
     progress: Progress,
     capture: Capture,
 ) -> dict[str, float]:
-    """Median nanoseconds of the call with each candidate that is right, all taken in the same rounds."""
+    """Median nanoseconds of the call with each correct candidate, measured in interleaved rounds."""
     launch, samplers = call.make(device), {}
     for name, configuration in named.items():
         said = {"call": call.name, "kernel": lookup.kernel, "configuration": name}
@@ -169,9 +169,9 @@ def _race(
                 if not wrong:
                     samplers[name] = capture(launch)
             progress.add(**said, step="ended", outcome="is wrong" if wrong else "is right")
-        except Exception as error:  # a candidate may ask for more than the device has, in many ways
+        except Exception as error:  # candidates that need too many resources raise many types of errors
             progress.add(**said, step="ended", outcome=f"{type(error).__name__}: {error}"[:300])
-            # Nothing runs on the device in this process any more.
+            # After a CUDA error, the process can no longer use the device.
             if "CUDA error" in str(error):
                 raise
     samples: dict[str, list[float]] = {name: [] for name in samplers}
@@ -184,7 +184,7 @@ def _race(
 
 
 def _result(call: Call, device: torch.device) -> Any:
-    """Of a launch on inputs of its own, always the same, which finds NaN where it allocates, not what others left."""
+    """The result of a launch on fixed inputs; new memory is filled with NaN, so that unwritten outputs are found."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.manual_seed(0)
     launch = call.make(device)
@@ -196,9 +196,9 @@ def _result(call: Call, device: torch.device) -> Any:
 
 
 def _difference(result: Any, expected: Any) -> float:
-    """The largest relative difference of a tensor of one result from that of the other, in the Frobenius norm.
+    """The largest relative difference between tensors of two results, in the Frobenius norm.
 
-    NaN where they are expected are what no kernel writes.
+    Places where NaN is expected are ignored: no kernel writes there.
     """
     if isinstance(expected, Tensor):
         result, expected = (result,), (expected,)
@@ -212,7 +212,7 @@ def _difference(result: Any, expected: Any) -> float:
 
 
 def captured(launch: Launch) -> Callable[[], float]:
-    """Launches in one CUDA graph, so that short kernels do not wait for the host."""
+    """A function that times a CUDA graph of several launches, so that short kernels do not wait for the host."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,1 +1,1 @@
-"""Generators of pages of `docs/`."""
+"""Generators of pages in `docs/`."""

@@ -1,4 +1,4 @@
-"""The tables and sentences of "Choosing an attention": what the committed records answer, and two figures of them."""
+"""The tables and sentences of the page "Choosing an attention", from the committed records and two of their figures."""
 
 import functools
 
@@ -10,13 +10,13 @@ from analysis.selection import unless_quiet
 from tools.pages import mechanism, readings, zoo
 
 MASKS = {"causal": True, "not_causal": False}
-# What the speeds are over; the first is the name of a variant.
+# Variants of exact softmax.
 BASELINES = ("flash", "softmax")
 
 
 @functools.cache
 def found() -> tuple[Answer, ...]:
-    """What the records of the laptop answer."""
+    """The answers of the records in results/laptop."""
     return tuple(answer.answers(load(readings.RESULTS / "laptop")))
 
 
@@ -25,24 +25,24 @@ def _with(mask: str) -> list[Answer]:
 
 
 def speeds(mask: str) -> str:
-    """Every mechanism with this mask (`causal`, `not_causal`): from which length on, speeds, memory and error."""
+    """A table of mechanisms with this mask (`causal`, `not_causal`): length from which faster, speed, memory, error."""
     table = unless_quiet(answer.lines(_with(mask))).drop(columns="mask").rename(columns={"n": "at n ="})
     names = [f"[{name}]({mechanism.page(zoo.mechanisms_of_variants()[name])})" for name in table["attention"]]
     return markdown(table.map(lambda cell: readings.together(str(cell))).assign(attention=names))
 
 
 def sentence(mask: str) -> str:
-    """What follows with this mask."""
+    """The advice for this mask."""
     return " ".join(answer.sentences(_with(mask)))
 
 
 def memory() -> str:
-    """The peak memory of the zoo's own mechanisms at the longest length, a column for each panel of the figure."""
+    """Peak memory of the zoo's own mechanisms at the longest length, with one column for each panel of the figure."""
     return _by_panel("memory", "MiB")
 
 
 def decoding() -> str:
-    """Time per token and size of the state at the longest length of each mechanism."""
+    """Time per token and size of the state of each mechanism, at its longest length."""
     return _by_panel("decode", "")
 
 

@@ -1,7 +1,7 @@
-"""What the code and the records know, put into pages of the site while it is made.
+"""Put text generated from code and records into pages while the site is built.
 
-A line `<!-- made: KIND ARGUMENTS -->` stands for it in the page. It is a comment of Markdown, so that the rest can be
-read anywhere; nothing that is made is kept, and so nothing of it can be out of date.
+It replaces lines `<!-- made: KIND ARGUMENTS -->`. These are Markdown comments, so the rest of the page can be read
+anywhere. Generated text is not committed, so it cannot be out of date.
 """
 
 import re
@@ -14,7 +14,7 @@ from sphinx.environment import BuildEnvironment
 from tools.pages import answers, gallery, mechanism, notebook_page, readings
 
 MARK = re.compile(r"^<!-- made: (\w+)((?: \S+)*) -->$", re.MULTILINE)
-# Paths are from the folder of the pages, `docs/`.
+# KIND -> its function; paths in its links are relative to `docs/`.
 MADE: dict[str, Callable[..., str]] = {
     "gallery": gallery.page,
     "mechanisms": mechanism.index,
@@ -32,7 +32,7 @@ MADE: dict[str, Callable[..., str]] = {
 
 
 def filled(text: str, name: str) -> str:
-    """A page with every mark replaced; `name` is that of the page, `mechanisms/linear`."""
+    """A page with every mark replaced; `name` is the name of the page, such as `mechanisms/linear`."""
 
     def make(mark: re.Match[str]) -> str:
         made = MADE[mark[1]](*mark[2].split())
@@ -42,7 +42,7 @@ def filled(text: str, name: str) -> str:
 
 
 def outdated(app: Sphinx, env: BuildEnvironment, *_: set[str]) -> list[str]:
-    """The pages with a mark: what they are made of may have changed where they have not."""
+    """The pages with a mark, which Sphinx must read again: their code and records may have changed."""
     return [name for name in env.found_docs if MARK.search(Path(env.doc2path(name)).read_text())]
 
 
@@ -52,7 +52,7 @@ def read(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Fill every page."""
+    """Connect to Sphinx, as an extension."""
     app.connect("builder-inited", notebook_page.copy)
     app.connect("source-read", read)
     app.connect("env-get-outdated", outdated)

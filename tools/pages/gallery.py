@@ -1,4 +1,4 @@
-"""The gallery of the site: every committed figure, what it answers, and the commands that make it again."""
+"""The site's gallery: every committed figure, the question it answers, and the commands that reproduce it."""
 
 import tomllib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 from analysis.registry import FIGURES
 
 RESULTS = Path(__file__).parents[2] / "results"
-# What a figure answers and which experiments make its records, by its name in the registry of `analysis`.
+# What a figure answers, and the experiments of its records, by its name in `analysis.registry`.
 ENTRIES = tomllib.loads((Path(__file__).parent / "gallery.toml").read_text())
 
 
@@ -18,7 +18,7 @@ def pictures() -> Iterator[tuple[str, Path]]:
 
 
 def figure_of(stem: str) -> str:
-    """The figure of a file: its own name, or that of the figure of which it is a part (`crossover_forward_causal`).
+    """The name of the figure in a file; a part such as `crossover_forward_causal` belongs to `crossover`.
 
     Raises:
         KeyError: no figure has this name.
@@ -30,12 +30,12 @@ def figure_of(stem: str) -> str:
 
 
 def _order(path: Path) -> tuple[bool, str, int, str]:
-    # What most readers look for first: the folder on costs, and in each folder as in the table of sentences.
+    # The folder on costs first, as most readers look for it; within a folder, in the order of gallery.toml.
     return path.parts[-3] != "laptop", path.parts[-3], [*ENTRIES].index(figure_of(path.stem)), path.stem
 
 
 def page() -> str:
-    """The sections of the page, Markdown: a heading for each folder of results, and one for each figure in it."""
+    """The sections of the page in Markdown: a heading for each folder of results, and for each figure in it."""
     lines, folder = [], None
     for name, path in pictures():
         if path.parts[-3] != folder:
@@ -65,5 +65,5 @@ def _figure(name: str, path: Path) -> list[str]:
 
 
 def picture(source: str, alt: str) -> list[str]:
-    """An image as wide as the page, and a link to it in full size."""
+    """The lines of an image that is as wide as the page."""
     return [f"```{{image}} {source}", f":alt: {alt}", ":width: 100%", "```"]

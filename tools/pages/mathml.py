@@ -1,7 +1,7 @@
-"""Formulas of the site as MathML, which browsers draw by themselves: no network, no LaTeX, no JavaScript.
+"""Formulas of the site as MathML, which browsers render without network, LaTeX or JavaScript.
 
-MathML Core is in Chromium from version 109 on, in Firefox and in Safari. The translation is that of docutils; a command
-that it does not know is a warning with its name.
+Chromium (from version 109), Firefox and Safari support MathML Core. docutils translates the formulas; an unknown
+command gives a warning with its name.
 """
 
 import html
@@ -16,13 +16,13 @@ NAME = "mathml"
 
 
 def inline(writer: HTML5Translator, node: nodes.math) -> None:
-    """Write a formula of a line; raises `SkipNode`, as writers of Sphinx do when all is written."""
+    """Write an inline formula; raises `SkipNode`, which tells Sphinx that the node is done."""
     writer.body.append(_mathml(node, as_block=False))
     raise nodes.SkipNode
 
 
 def block(writer: HTML5Translator, node: nodes.math_block) -> None:
-    """Write a formula of its own line, in a box that scrolls where the page is narrow; raises `SkipNode`."""
+    """Write a displayed formula in a box that scrolls on a narrow page; raises `SkipNode`."""
     writer.body.append(f'<div class="math-wrapper">{_mathml(node, as_block=True)}</div>')
     raise nodes.SkipNode
 
@@ -36,6 +36,6 @@ def _mathml(node: nodes.math | nodes.math_block, as_block: bool) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Offer it to `html_math_renderer`."""
+    """Register the renderer for the option `html_math_renderer`."""
     app.add_html_math_renderer(NAME, inline_renderers=(inline, None), block_renderers=(block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

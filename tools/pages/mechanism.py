@@ -1,4 +1,4 @@
-"""What the registry, the docstrings and conf/attention know of a mechanism, for its page on the site."""
+"""Parts of a mechanism's page on the site, from the registry, docstrings and conf/attention."""
 
 import re
 from collections.abc import Iterator
@@ -10,22 +10,22 @@ from bench.plan import config
 from tools.pages import zoo
 
 DOCS = Path(__file__).parents[2] / "docs"
-# In what follows a name stands for its page; those of other people's packages share one.
+# The page that all mechanisms of other packages share.
 SHARED = "third_party"
 
 
 def own() -> list[str]:
-    """The mechanisms of this repository, sorted: each has a page of its own."""
+    """The mechanisms of this repository, sorted; each has its own page."""
     return [name for name in attention_zoo.list_attentions() if not attention_zoo.info(name).package]
 
 
 def page(name: str) -> str:
-    """The page of a mechanism, from `docs/`."""
+    """The path of a mechanism's page, relative to `docs/`."""
     return f"mechanisms/{name if name in own() else SHARED}.md"
 
 
 def facts(name: str) -> str:
-    """What a mechanism is and can do, a table of two columns."""
+    """A table of two columns: what a mechanism is and what it supports."""
     info = attention_zoo.info(name)
     words = {
         "name": f"`{name}`",
@@ -67,12 +67,12 @@ def _class(name: str) -> str:
 
 
 def type_of(name: str) -> type[Any]:
-    """The class behind a name."""
+    """The class of a mechanism."""
     return attention_zoo.registry.attention_class(name)
 
 
 def settings(name: str) -> str:
-    """Hyperparameters with defaults and meanings, then the named variants: two sections."""
+    """Two sections: hyperparameters with defaults and meanings, and named variants."""
     known, meanings = attention_zoo.hyperparameters(name), config.meanings("attention", name)
     rows = [[f"`{key}`", f"`{value}`", meanings.get(key, "")] for key, value in known.items()]
     lines = ["## Settings", ""]
@@ -87,7 +87,7 @@ def _variants(names: list[str]) -> str:
 
 
 def index() -> str:
-    """The mechanisms of this repository, each with a link to its page and what that begins with."""
+    """A table of this repository's mechanisms, each with a link to its page and the page's first paragraph."""
     rows = []
     for name in own():
         info = attention_zoo.info(name)
@@ -99,13 +99,13 @@ def index() -> str:
 
 
 def _begins(name: str) -> str:
-    """The first paragraph of a page, without its links, which lead on from there."""
+    """The first paragraph of a page without its links, which are relative to that page."""
     paragraph = (DOCS / page(name)).read_text(encoding="utf-8").split("\n\n")[1]
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", paragraph.replace("\n", " "))
 
 
 def packages() -> str:
-    """A section for each package that others made: what it needs, its mechanisms, their settings."""
+    """A section for each other package: its mechanisms and their variants."""
     lines = []
     for package, names in _by_package():
         rows = []
@@ -128,7 +128,7 @@ def _by_package() -> Iterator[tuple[str, list[str]]]:
 
 
 def classes() -> str:
-    """The reference of all classes, a section for each mechanism and one for each module of other people's packages."""
+    """The reference of all classes: a section for each mechanism, and for each module for other packages."""
     lines = []
     for name in own():
         lines += [f"## {name}", "", "```{eval-rst}", f".. autoclass:: {_class(name)}", "```", ""]

@@ -1,4 +1,4 @@
-"""The page of mechanisms in models, each tried: `python -m tools.pages.models` writes it and takes minutes."""
+"""docs/models.md, from trials of each mechanism in models: `python -m tools.pages.models` writes it in minutes."""
 
 import copy
 import re
@@ -54,22 +54,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 INTRODUCTION = f"""\
 # Mechanisms in models
 
-Made by `make models`: every mechanism that runs on a CPU in small models of transformers with random weights, float32.
-`ok` is shown, not assumed; what a mechanism does not support it refuses, in the words below the tables.
+Made by `make models`, which tries every mechanism that runs on a CPU in small models of transformers with random
+weights, in float32. `ok` is the outcome of a trial; the reasons of refusals are below the tables.
 
-- *forward*: finite; in a causal model no output changes with a later token; `softmax` and `flash` are eager attention
-  to 1e-5.
-- *left*, *right*: {PADDED} of {LENGTH} tokens are padding, on that side, in one of two sequences: what stands there
-  changes no output of a token.
-- *backward*: finite gradients, some of the embeddings. *checkpointing*: the same gradients with activation checkpoints.
-- *dropout*: with attention dropout in the config, in training: other gradients than without, the same with activation
-  checkpoints.
-- *autocast*: finite under `torch.autocast` to bfloat16.
-- *saved*: attached, saved and loaded, the model answers the same. *saved (config)*: the same where it was chosen by
-  `attn_implementation` alone.
-- *generate*: {NEW} tokens after a padded batch are the same with a cache as without.
-- *compile*: `torch.compile(fullgraph=True)` sees the whole model as one graph (traced, run without a code generator).
-  Compiled code looks into no mask, so that a mechanism gets one of tokens only, too.
+- *forward*: outputs are finite; in a causal model no output changes with a later token; `softmax` and `flash` equal
+  eager attention to 1e-5.
+- *left*, *right*: {PADDED} of {LENGTH} tokens of one of two sequences are padding on that side; their values change no
+  output of a token.
+- *backward*: gradients are finite, and embeddings get some. *checkpointing*: the same with activation checkpoints.
+- *dropout*: in training, attention dropout of the config changes gradients, and activation checkpoints give the same
+  ones.
+- *autocast*: outputs are finite under `torch.autocast` to bfloat16.
+- *saved*: a model with an attached mechanism gives the same outputs after saving and loading. *saved (config)*: the
+  same if the mechanism was chosen by `attn_implementation` alone.
+- *generate*: {NEW} tokens after a padded batch are the same with and without a cache.
+- *compile*: `torch.compile(fullgraph=True)` makes one graph of the whole model (traced, run without a code generator).
+  Compiled code cannot look into a mask, so a mechanism gets a mask even if it hides nothing.
 """
 
 
@@ -82,11 +82,11 @@ class Case:
 
     @property
     def causal(self) -> bool:
-        """Whether the model is, and generates."""
+        """Whether the model is causal, and therefore generates."""
         return "CausalLM" in MODELS[self.kind][0] or "LMHead" in MODELS[self.kind][0]
 
     def model(self, implementation: str = "eager", dropout: float = 0.0) -> Any:
-        """With the same random weights each time, and no dropout but that of attention."""
+        """The model with fixed random weights, without dropout except in the attention."""
         import transformers
 
         name, given = MODELS[self.kind]
@@ -99,22 +99,22 @@ class Case:
             return kind._from_config(config, attn_implementation=implementation).eval()
 
     def attached(self, dropout: float = 0.0) -> Any:
-        """With the mechanism in every layer."""
+        """The model with the mechanism in every layer."""
         model = self.model(dropout=dropout)
         hf.attach(model, self.interface, example=self.inputs(None))
         return model
 
     @property
     def interface(self) -> str:
-        """What the mechanism is called there."""
+        """The mechanism's name as an attention implementation of transformers."""
         name = self.name.replace("flash", "fused")
-        if self.kind == "ViT":  # whose config does not say how long its sequences are
+        if self.kind == "ViT":  # its config does not have the sequence length
             name += "_in_vit"
             hf.register(name, attention=self.name, max_seq_len=64)
         return name
 
     def inputs(self, side: str | None) -> dict[str, Any]:
-        """A batch of two sequences, of which the second has padding on one side."""
+        """A batch of two sequences; the second has padding on this side (None: no padding)."""
         generator = torch.Generator().manual_seed(1)
         if self.kind == "ViT":
             if side is not None:
@@ -128,7 +128,7 @@ class Case:
 
 
 class NotApplicable(Exception):
-    """The model has no such thing."""
+    """A trial that does not apply to this kind of model."""
 
 
 def _logits(model: Any, inputs: Mapping[str, Any]) -> Tensor:
@@ -143,7 +143,7 @@ def _same(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
 
 
 def forward(case: Case) -> None:
-    """Finite, and no leak of the future."""
+    """Outputs are finite, and do not depend on later tokens."""
     model, inputs = case.attached(), case.inputs(None)
     logits = _logits(model, inputs)
     if case.name in ("softmax", "flash"):
@@ -157,7 +157,7 @@ def forward(case: Case) -> None:
 
 
 def padding(case: Case, side: str) -> None:
-    """What stands in padding on that side is not seen."""
+    """Padding tokens on this side change no output of a token."""
     inputs = case.inputs(side)
     model, tokens = case.attached(), inputs["attention_mask"].bool()
     expected = _logits(model, inputs)[tokens]
@@ -174,7 +174,7 @@ def _gradients(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _gradients_with_checkpoints(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Those of the model, after a look whether activation checkpoints change one."""
+    """The gradients of the model, after a check that activation checkpoints do not change them."""
     torch.manual_seed(0)
     expected = _gradients(copy.deepcopy(model), inputs)
     model.activation_checkpointing_enable({"use_reentrant": False})
@@ -187,7 +187,7 @@ def _gradients_with_checkpoints(model: Any, inputs: Mapping[str, Any]) -> dict[s
 
 
 def dropout(case: Case) -> None:
-    """Attention dropout changes gradients, and activation checkpoints draw the same mask again."""
+    """Attention dropout changes gradients, and with activation checkpoints the same mask is drawn again."""
     dropped = _gradients_with_checkpoints(case.attached(DROPOUT), case.inputs(None))
     without = _gradients(case.attached(), case.inputs(None))
     differ = [name for name, gradient in without.items() if not torch.allclose(dropped[name], gradient, rtol=0.01)]
@@ -196,7 +196,7 @@ def dropout(case: Case) -> None:
 
 @torch.autocast("cpu", torch.bfloat16)
 def autocast(case: Case) -> None:
-    """Finite in bfloat16."""
+    """Outputs are finite under autocast to bfloat16."""
     _logits(case.attached(), case.inputs(None))
 
 
@@ -209,7 +209,7 @@ def _saved(case: Case, model: Any) -> None:
 
 
 def generate(case: Case) -> None:
-    """A cache changes no token."""
+    """Generation with a cache gives the same tokens as without."""
     if not case.causal:
         raise NotApplicable
     side = "left" if attention_zoo.info(case.name).padding else None
@@ -221,7 +221,7 @@ def generate(case: Case) -> None:
 
 
 def compiled(case: Case) -> None:
-    """One graph, which computes the same."""
+    """`torch.compile` makes one graph, whose outputs are the same."""
     model, inputs = case.attached(), case.inputs(None)
     expected = _logits(model, inputs)
     torch._dynamo.reset()
@@ -232,7 +232,7 @@ def compiled(case: Case) -> None:
 
 
 def _break(told: str) -> str:
-    """What keeps a graph from being one: the mechanism's own words, or the compiler's and where it stood."""
+    """The reason for a graph break: the mechanism's own message, or the compiler's with the place in the code."""
     first, context = told.partition("\n")[0], re.search(r"Developer debug context: (.*)", told)
     found = context[1] if context else ""
     if refused := re.fullmatch(r"raised exception UnsupportedError\(['\"](.*)['\"]\)", found):
@@ -241,7 +241,7 @@ def _break(told: str) -> str:
     return f"{first} ({found}; {file}, {function})"
 
 
-# What each shows, `INTRODUCTION` says.
+# The trials by column; `INTRODUCTION` explains them.
 TRIALS: dict[str, Callable[[Case], object]] = {
     "forward": forward,
     "left": lambda case: padding(case, "left"),
@@ -258,10 +258,10 @@ TRIALS: dict[str, Callable[[Case], object]] = {
 
 
 def outcome(case: Case, trial: Callable[[Case], object]) -> str | None:
-    """`ok`, why it was refused, or None where the model has no such thing.
+    """`ok`, the reason of a refusal, or None if the trial does not apply to the model.
 
     Raises:
-        AssertionError: it is wrong.
+        AssertionError: the result is wrong.
     """
     try:
         trial(case)
@@ -273,12 +273,12 @@ def outcome(case: Case, trial: Callable[[Case], object]) -> str | None:
 
 
 def mechanisms() -> list[str]:
-    """Those that run on a CPU."""
+    """The mechanisms that run on a CPU."""
     return [name for name in attention_zoo.list_attentions() if "cpu" in attention_zoo.info(name).devices]
 
 
 def page() -> str:
-    """The whole page, Markdown; raises `AssertionError` where something is wrong."""
+    """The whole page in Markdown; raises `AssertionError` if a result is wrong."""
     reasons: dict[str, int] = {}
     cases = [Case(kind, name) for kind in MODELS for name in mechanisms()]
     found = {case: dict(_outcomes(case, reasons)) for case in tqdm(cases, unit="model")}

@@ -1,4 +1,4 @@
-"""A page of the site for each notebook: its words, its code and what it shows, as it is stored."""
+"""A page of the site for each notebook: its text, its code and its stored outputs."""
 
 import base64
 import json
@@ -12,12 +12,12 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PICTURES = "notebook_pictures"
-"""The folder of their pictures among the static files of the site."""
+"""The folder of the notebooks' pictures among the static files of the site."""
 Cell = dict[str, Any]
 
 
 def page(name: str) -> str:
-    """The notebook of that name as Markdown, for the page `notebooks/NAME`; links are from the folder `docs`."""
+    """The notebook `name` as Markdown, for the page `notebooks/NAME`; links are relative to `docs`."""
     path = ROOT / "notebooks" / f"{name}.ipynb"
     link = f"[This notebook](../notebooks/{path.name}) as a file. `make notebooks` runs it again."
     parts = [part for number, cell in enumerate(_cells(path)) for part in _shown(cell, f"{name}_{number}")]
@@ -25,7 +25,7 @@ def page(name: str) -> str:
 
 
 def pictures(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Every picture of a notebook, with the name of its file."""
+    """File name and content of every picture of a notebook."""
     for number, cell in enumerate(_cells(path)):
         for place, output in enumerate(cell.get("outputs", [])):
             if encoded := output.get("data", {}).get("image/png"):
@@ -33,7 +33,7 @@ def pictures(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def copy(app: Sphinx) -> None:
-    """Put the pictures of all notebooks among the static files."""
+    """Copy the pictures of all notebooks to the static files."""
     static = Path(app.doctreedir) / "static"
     (static / PICTURES).mkdir(parents=True, exist_ok=True)
     for path in NOTEBOOKS:
@@ -53,7 +53,7 @@ def _file(cell: str, place: int) -> str:
 def _shown(cell: Cell, name: str) -> Iterator[str]:
     source = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
-        # A notebook is beside the folder of the pages.
+        # `notebooks/` is beside `docs/`, while the page is inside it.
         yield source.replace("](../docs/", "](")
         return
     yield f"```python\n{source}\n```"
@@ -72,7 +72,7 @@ def _shown(cell: Cell, name: str) -> Iterator[str]:
 
 
 def _table(html: str) -> str:
-    """A frame of pandas as the other tables of the site look."""
+    """The HTML table of a pandas frame in the style of the site's other tables."""
     html = re.sub(r"<style.*?</style>\s*", "", html, flags=re.DOTALL)
     return html.replace("<div>", '<div class="table-wrapper">').replace(
         'border="1" class="dataframe"', 'class="docutils"'

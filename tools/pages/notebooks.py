@@ -1,7 +1,7 @@
-"""The notebooks with what they show: `python -m tools.pages.notebooks` runs them on the committed records and keeps it.
+"""Run the notebooks on the committed records and store their outputs: `python -m tools.pages.notebooks`.
 
-The same records give the same bytes: what has the tag `measured` is of one run, and stays as it is stored until its
-code changes. `python -m tools.pages.notebooks one_cell` measures it anew.
+The same records give the same bytes. Cells with the tag `measured` take times, so their stored outputs are kept until
+their code changes. `python -m tools.pages.notebooks one_cell` measures them anew in that notebook.
 """
 
 import hashlib
@@ -23,22 +23,22 @@ FOLDER = ROOT / "notebooks"
 RESULTS = [ROOT / "results" / name for name in COMMITTED]
 MEASURED = "measured"
 LONGEST = 600
-"""Seconds that a cell may take."""
+"""Timeout of a cell in seconds."""
 
 
 def of_records(results: Sequence[Path] = RESULTS) -> str:
-    """What tells the records of these folders, their samples included, from any others."""
+    """A hash of the records of these folders; records contain the hashes of their samples."""
     records = [Store(folder).records_dir / name for folder in results for name in Store(folder).names()]
     return hashlib.sha256(b"".join(record.read_bytes() for record in records)).hexdigest()
 
 
 def run(path: Path, results: Sequence[Path] = (), folder: Path = FOLDER) -> NotebookNode:
-    """A notebook with what it shows, without times and versions.
+    """Run a notebook and return it with its outputs, without times and versions.
 
     Args:
-        path: of the notebook, which stays as it is.
-        results: folders of the records; of none, those that the notebook finds.
-        folder: where it runs.
+        path: path of the notebook; the file is not changed.
+        results: folders of the records; if empty, the notebook looks for records itself.
+        folder: working directory of the notebook.
 
     Raises:
         CellExecutionError: a cell failed.
@@ -60,7 +60,7 @@ def run(path: Path, results: Sequence[Path] = (), folder: Path = FOLDER) -> Note
 
 
 def kept(new: NotebookNode, old: NotebookNode) -> NotebookNode:
-    """The new notebook, in which cells that measure show what they did before if no code has changed since."""
+    """The new notebook with the old outputs of all `measured` cells, if none of their code has changed."""
     before, now = (
         [cell for cell in notebook.cells if cell.cell_type == "code" and MEASURED in cell.metadata.get("tags", [])]
         for notebook in (old, new)
@@ -72,7 +72,7 @@ def kept(new: NotebookNode, old: NotebookNode) -> NotebookNode:
 
 
 def main(names: Sequence[str]) -> None:
-    """Run the notebooks of these names, or all of them, on the committed records, and store what they show."""
+    """Run these notebooks, or all of them, on the committed records, and store their outputs."""
     for path in [FOLDER / f"{name}.ipynb" for name in names] or sorted(FOLDER.glob("*.ipynb")):
         new = run(path, RESULTS)
         notebook = new if names else kept(new, nbformat.read(path, as_version=4))

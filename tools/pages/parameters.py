@@ -15,22 +15,22 @@ from bench.plan.load import Loader
 
 PAGE = Path(__file__).parents[2] / "docs" / "parameters.md"
 PUBLISHED = Path(__file__).parents[2] / "bench" / "published" / "model_sizes.toml"
-# What a count does not depend on, of the mechanisms that the papers trained.
+# Settings that do not change the number of parameters.
 ANY: dict[str, Any] = {"seq_len": 1, "seed": 0, "impl": "auto"}
 
 INTRODUCTION = """\
 # Parameters of the models
 
 Made by `make docs` from `conf/model/`, `conf/attention/` and `bench/published/model_sizes.toml`; the tests
-check it. Transformer++ with a vocabulary of {vocabulary:,}, the token embedding counted once, since logits use it
-too. The papers say "gated linear units with an expansion factor of 4": what their sizes fit is a unit that has as many
-parameters as an ungated layer of that factor, `(8 d // 3) // 8 * 8` wide, as in the official code; four times d would
-be 138, 436 and 985 M. The papers print whole millions.
+check it. The models are Transformer++ with a vocabulary of {vocabulary:,}; the token embedding is counted once, since
+the logits use it too. The papers say "gated linear units with an expansion factor of 4". Their sizes fit a gated unit
+with as many parameters as an ungated layer of that factor, `(8 d // 3) // 8 * 8` wide, as in the official code; a width
+of four times d would give 138, 436 and 985 M. The papers print whole millions.
 """
 
 
 class Count(NamedTuple):
-    """A model with a mechanism, the number of its parameters, and the millions that the paper prints."""
+    """A model with a mechanism: our number of parameters, and the paper's in millions."""
 
     source: str
     model: str
@@ -41,12 +41,12 @@ class Count(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Ours over the paper's, in percent."""
+        """Our number relative to the paper's, in percent."""
         return 100 * (self.ours / (1e6 * self.paper) - 1)
 
 
 def counts() -> Iterator[Count]:
-    """Every model of the papers whose size they give."""
+    """All models whose size the papers print."""
     published = tomllib.loads(PUBLISHED.read_text())
     for row in published["row"]:
         for mechanism in row["mechanisms"]:
@@ -55,7 +55,7 @@ def counts() -> Iterator[Count]:
 
 
 def parameters(model: str, mechanism: str, vocabulary: int) -> int:
-    """Trainable parameters of a file of conf/model with one of conf/attention; no memory is taken."""
+    """Number of trainable parameters of a model (conf/model) with a mechanism (conf/attention), on the meta device."""
     given = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
     with torch.device("meta"):
         built = build({**ANY, **given, "attention": _attention(mechanism)}, vocabulary)
@@ -68,7 +68,7 @@ def _attention(mechanism: str) -> dict[str, Any]:
 
 
 def page() -> str:
-    """The whole page, Markdown."""
+    """The whole page in Markdown."""
     vocabulary = tomllib.loads(PUBLISHED.read_text())["vocabulary"]
     header = "from | model | mechanism | ours (M) | paper (M) | difference | remark"
     lines = [f"| {header} |", "|" + "---|" * (header.count("|") + 1), *map(_row, counts())]

@@ -1,4 +1,4 @@
-"""What the committed figures say of a mechanism, read from the CSV beside each picture."""
+"""Numbers of the committed figures for a mechanism's page, read from the CSV beside each picture."""
 
 import csv
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from tools.pages import zoo
 
 RESULTS = Path(__file__).parents[2] / "results"
-# Of which figure the last point of each line is shown, and which mechanism stands beside it.
+# Figures whose last point of each line is shown, each with the mechanism to compare with.
 SHOWN = {"crossover": None, "skeinformer_figure1_relative": "v_mean", "memory": "flash", "decode": "flash"}
-# Inputs of a network that has learned nothing have nearly equal weights, which every average fits.
+# Panels of an untrained model are left out: its attention weights are nearly equal, so any average fits.
 UNTRAINED = "initialised"
 
 
 class Point(NamedTuple):
-    """A point of a figure; `x` is None for a horizontal line, `low` and `high` where it has no interval."""
+    """A point of a figure; `x` is None for a horizontal line, `low` and `high` are None without an interval."""
 
     folder: str
     panel: str
@@ -29,28 +29,28 @@ class Point(NamedTuple):
 
     @property
     def mechanism(self) -> str:
-        """The mechanism behind the variant that the line is named after; empty where it is named otherwise."""
+        """The mechanism of the variant that names the line; empty if it is not named after a variant."""
         return zoo.mechanisms_of_variants().get(self.series.split()[0], "")
 
     @property
     def text(self) -> str:
-        """The value with its interval, three digits each."""
+        """The value with its interval, with three digits each."""
         interval = f" ({number(self.low)} to {number(self.high)})" if self.low is not None else ""
         return together(number(self.y) + interval)
 
 
 def together(text: str) -> str:
-    """A text that no narrow column breaks: a number and its interval are read as one."""
+    """The text with no-break spaces, so that a narrow column does not separate a number from its interval."""
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def number(value: float | None) -> str:
-    """Three digits, thousands apart."""
+    """A number with three digits and separated thousands; empty for None."""
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def points(figure: str) -> list[Point]:
-    """What a figure draws of medians and means, in every folder of results; not its single seeds and crossovers."""
+    """All medians and means that a figure draws, in every folder of results, without single seeds and crossovers."""
     return [point for path in sorted(RESULTS.glob(f"*/figures/{figure}.csv")) for point in _read(path)]
 
 
@@ -58,7 +58,7 @@ def _read(path: Path) -> Iterator[Point]:
     with path.open(newline="", encoding="utf-8") as file:
         everything = [*csv.DictReader(file)]
     rows = [row for row in everything if row["y"] and not row["line"] and not row["status"]]
-    # Panels of a row or column may share the name of an axis, and one of them says it.
+    # Panels may share an axis, whose label then is in one panel only.
     named = {row["panel"]: row["y_axis"] for row in rows if row["y_axis"]}
     y_axis, x_axis = (next((row[axis] for row in everything if row[axis]), "") for axis in ("y_axis", "x_axis"))
     for row in rows:
@@ -69,7 +69,7 @@ def _read(path: Path) -> Iterator[Point]:
 
 
 def last(figure: str) -> list[Point]:
-    """Of each line of a figure the point furthest right."""
+    """The rightmost point of each line of a figure."""
     ends: dict[tuple[str, str, str], Point] = {}
     for point in points(figure):
         before = ends.get(point[:3])
@@ -79,7 +79,7 @@ def last(figure: str) -> list[Point]:
 
 
 def beside(point: Point, figure: str, baseline: str) -> Point | None:
-    """What the baseline has in the same panel and place; a horizontal line has the same everywhere."""
+    """The baseline's point in the same panel at the same x (a horizontal line matches any x); None without one."""
     for other in points(figure):
         if (other.folder, other.panel, other.series) == (*point[:2], baseline) and other.x in (None, point.x):
             return other
@@ -87,7 +87,7 @@ def beside(point: Point, figure: str, baseline: str) -> Point | None:
 
 
 def section(name: str) -> str:
-    """What the committed records say of a mechanism and its variants, Markdown: a table, or that there are none."""
+    """A Markdown table of the committed numbers of a mechanism and its variants, or a sentence that there are none."""
     rows = [row for figure, baseline in SHOWN.items() for row in _rows(name, figure, baseline)]
     if not rows:
         return "No committed figure shows it yet: nothing is claimed about its speed, memory or error here."
@@ -108,7 +108,7 @@ def _rows(name: str, figure: str, baseline: str | None) -> Iterator[list[str]]:
             continue
         other = beside(point, figure, baseline) if baseline and point.series != baseline else None
         place = "" if point.x is None else together(f"{_SYMBOLS.get(point.x_axis, point.x_axis)} = {point.x:,.0f}")
-        # The panels `time` and `state` of the figure on decoding only say again what their axes do.
+        # The titles of the panels `time` and `state` (figure decode) only repeat the labels of their axes.
         panel = "" if point.y_axis.startswith(point.panel) else f", {point.panel}"
         link = f"[{point.y_axis}](gallery.md#{figure}){panel}"
         others = f"`{other.series}` {number(other.y)}" if other else ""

@@ -1,4 +1,4 @@
-"""The numbers of README.md, from the records in results/: `python -m tools.pages.readme` writes them between marks."""
+"""The numbers of README.md from the records in results/: `python -m tools.pages.readme` writes them between marks."""
 
 import statistics
 from pathlib import Path
@@ -27,7 +27,7 @@ RECALL = "associative recall"
 
 
 def page(text: str) -> str:
-    """README's text with what stands between its marks, `<!-- answer -->` and `<!-- quality -->`, made anew."""
+    """README's text, with the parts between the marks `<!-- answer -->` and `<!-- quality -->` made anew."""
     trained = load(QUALITY)
     for name, own in (("answer", costs(load(COSTS), trained)), ("quality", quality(trained))):
         before, begins, rest = text.partition(f"<!-- {name} -->\n")
@@ -38,7 +38,7 @@ def page(text: str) -> str:
 
 
 def costs(frame: pd.DataFrame, trained: pd.DataFrame) -> str:
-    """When to use what, and for each mask a table with a line for each mechanism that the answer knows."""
+    """When to use which mechanism, and for each mask a table with one row for each mechanism."""
     found = answer.answers(frame)
     best = answer.fastest([one for one in found if one.causal])
     learned = [_learned(best.attention, trained)] if best else []
@@ -65,7 +65,7 @@ def _learned(name: str, frame: pd.DataFrame) -> str:
 
 
 def _costs(found: list[answer.Answer]) -> str:
-    """The answer's table as narrow as a page: what most rows share stands in the heads of the columns."""
+    """The table of `analysis.answer`, made narrower: values that most rows share move into the headers."""
     table = unless_quiet(answer.lines(found)).drop(columns=["mask", "n"])
     lengths = {"forward": "n", "training": "training_n", "memory": "memory_n", "error": "error_n"}
     own = {column: [getattr(one, length) for one in found] for column, length in lengths.items()}
@@ -88,7 +88,7 @@ def _costs(found: list[answer.Answer]) -> str:
 
 
 def quality(frame: pd.DataFrame) -> str:
-    """Whether the text tells mechanisms apart, losses and their differences, what each branch of a hybrid earns."""
+    """Whether language modelling is diagnostic, losses and differences, branches of hybrids, steps, recall, LRA."""
     data, _ = trained_cells(frame)
     found = {key: rows for key, rows in panels(data) if key[0].startswith(TASK)}
     verdicts = {key: one for key, rows in found.items() if (one := diagnose(rows)).negative}
@@ -96,7 +96,7 @@ def quality(frame: pd.DataFrame) -> str:
         f"- n = {n:,}: **{one.word}** ({one.sentence})." + ("" if one.is_diagnostic else " So nobody is ranked by it.")
         for (_, n), one in verdicts.items()
     ]
-    # Of the shortest context, at which most were trained.
+    # The shortest context, at which most mechanisms were trained.
     key = min(verdicts, key=lambda task_and_n: task_and_n[1])
     table = formats.markdown(_table(found[key], verdicts[key], key))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
@@ -105,7 +105,7 @@ def quality(frame: pd.DataFrame) -> str:
 
 
 def _by_kind(data: pd.DataFrame) -> str:
-    """Of which tokens the differences of mechanisms to the best control are, controls apart."""
+    """A sentence: differences of mechanisms (without controls) to the best control, by kind of token."""
     kinds = by_kind(data)
     kinds = kinds[~kinds["series"].isin(set(data.loc[data["control"].astype(bool), "series"]))]
     place = kinds["token"].map(lambda token: "near" if "below" in token else "far" if "recalled" in token else "other")
@@ -125,7 +125,7 @@ def _by_kind(data: pd.DataFrame) -> str:
 
 
 def _steps(found: pd.DataFrame, key: tuple[str, int]) -> str:
-    """Whose training step is faster than softmax's at a task and length, and whether one of these is as good."""
+    """A sentence: mechanisms whose training step is faster than softmax's, and which of these are as good."""
     own = found[(found["kind"] == key[0]) & (found["n"] == key[1]) & (found["step"] == "faster")]
     named = own.sort_values("speed", ascending=False)
     speeds = ", ".join(f"`{row.series}` {row.speed:.1f}x" for row in named.itertuples())
@@ -135,7 +135,7 @@ def _steps(found: pd.DataFrame, key: tuple[str, int]) -> str:
 
 
 def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
-    """What each mechanism recalls, and whether the size of a state foretells it: a line for each length."""
+    """One line for each length: what each mechanism recalls, and whether untrained capacity predicts it."""
     right = over_seeds(data[data["kind"].str.startswith(RECALL)], "token_accuracy")
     foretold = answers(matched(frame))
     said = []
@@ -156,7 +156,7 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
 
 
 def _arena(data: pd.DataFrame) -> list[str]:
-    """Which tasks of Long Range Arena tell mechanisms apart, with the data that they were trained on."""
+    """One line for each task of Long Range Arena: the training data, and whether the task is diagnostic."""
     return [
         f"- Long Range Arena, {task}, n = {n:,}, {rows['source'].dropna().iloc[0]}: **{one.word}** ({one.sentence})."
         for (task, n), rows in panels(data)
@@ -165,7 +165,7 @@ def _arena(data: pd.DataFrame) -> list[str]:
 
 
 def _earned(one: Attribution) -> str:
-    """What the branches of a hybrid earn over the other trained alone, and what a trained model loses without them."""
+    """A sentence: what each branch is worth over the other trained alone, and what a model loses without it."""
     ways = {
         ALONE: "Over the other branch trained alone",
         REMOVED: "Cut out of the trained model (dependence, not worth)",
@@ -182,7 +182,7 @@ def _worth(part: Worth) -> str:
 
 
 def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.DataFrame:
-    """A line for each series, the best first: its mean loss, the differences to both controls, the verdict on each."""
+    """One row for each series, the best first: mean loss, and difference to each control with its verdict."""
     anchors = {f"minus `{anchor}`": anchor for anchor in (found.positive, found.negative)}
     said = {(one["attention"], one["against"]): difference(one) for one in comparisons(rows, key)}
     means = {name: float(np.mean([each.mean() for each in own.values()])) for name, own in losses(rows).items()}
@@ -195,7 +195,7 @@ def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.Dat
 
 
 def difference(one: dict[str, Any]) -> str:
-    """`-0.151 (-0.206 to -0.097), better`; no verdict where the task ranks nobody."""
+    """`-0.151 (-0.206 to -0.097), better`; without a verdict if the task is not diagnostic."""
     word = "" if one["verdict"] == BLIND else f", {one['verdict']}"
     return f"{one['difference (nats)']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f}){word}"
 

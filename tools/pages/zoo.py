@@ -1,4 +1,4 @@
-"""The page that lists the zoo, from the registry and conf/attention: `python -m tools.pages.zoo` writes it."""
+"""docs/zoo.md, the list of all mechanisms, from the registry and conf/attention: `python -m tools.pages.zoo`."""
 
 import functools
 from pathlib import Path
@@ -17,14 +17,14 @@ INTRODUCTION = """\
 # The zoo
 
 Made by `make docs` from the registry, `conf/attention/` and `bench/published/papers.py`; the tests check it.
-What a mechanism does not support it refuses. *Causal* `approx.`: no query attends to the future, but which keys of
-the past it attends to depends on it. *Decode*: it has `init_state`, `prefill` and `step`. *Parameters*: the trainable
-ones of one layer, with the defaults, at 12 heads of 64 and 1024 positions.
+A mechanism raises an error for what it does not support. *Causal* `approx.`: no query attends to later keys, but later
+tokens change which earlier keys it attends to. *Decode*: it has `init_state`, `prefill` and `step`. *Parameters*: the
+number of trainable parameters of one layer with the defaults, at 12 heads of 64 and 1024 positions.
 """
 
 
 def page() -> str:
-    """The whole page, Markdown."""
+    """The whole page in Markdown."""
     names = attention_zoo.list_attentions()
     mechanisms = "name | from | approximates | causal | padding | cross | decode | random | complexity | parameters"
     defaults = [[f"`{name}`", _settings(attention_zoo.hyperparameters(name))] for name in names]
@@ -44,7 +44,7 @@ def page() -> str:
 
 
 def table(header: str, rows: list[list[str]]) -> str:
-    """A table in Markdown; the columns of the header are separated by `|`."""
+    """A Markdown table; the header's columns are separated by `|`."""
     columns = header.count("|") + 1
     lines = [f"| {header} |", "|" + "---|" * columns]
     return "\n".join([*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)])
@@ -60,7 +60,7 @@ def _mechanism(name: str) -> list[str]:
 
 def _parameters(name: str) -> str:
     if attention_zoo.info(name).package:
-        return "-"  # the page must not depend on what is installed
+        return "-"  # the page must not depend on which packages are installed
     for causal in (False, True):
         try:
             attention = attention_zoo.create(name, causal=causal, **COUNTED)
@@ -71,13 +71,13 @@ def _parameters(name: str) -> str:
 
 
 def variants() -> list[list[str]]:
-    """A row for each file of conf/attention: name, mechanism, settings, purpose, rows of the papers' tables."""
+    """One row for each file of conf/attention: name, mechanism, settings, purpose, rows of the papers' tables."""
     return [_variant(path) for path in sorted((CONF / "attention").glob("*.yaml"))]
 
 
 @functools.cache
 def mechanisms_of_variants() -> dict[str, str]:
-    """The mechanism of every variant."""
+    """Variant -> mechanism."""
     return {path.stem: _mechanism_of(path.stem) for path in (CONF / "attention").glob("*.yaml")}
 
 

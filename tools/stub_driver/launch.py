@@ -1,7 +1,7 @@
-"""`python -m tools.stub_driver.launch REGEX` launches the catalogue of kernels over the stub of a driver.
+"""`python -m tools.stub_driver.launch REGEX` launches matching calls of the kernels' catalogue with a stub driver.
 
-The environment names the stub in `TRITON_LIBCUDA_PATH` and `LD_LIBRARY_PATH`. Tensors are on the CPU, and what Triton
-and PyTorch say of devices is made up.
+The variables `TRITON_LIBCUDA_PATH` and `LD_LIBRARY_PATH` point to the stub. Tensors are on the CPU; Triton and PyTorch
+are patched to report a GPU.
 """
 
 import re

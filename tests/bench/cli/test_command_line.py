@@ -69,10 +69,10 @@ def test_a_dry_run_says_what_is_drawn_once_before_the_first_step(tmp_path):
         "attention=flash,skeinformer",
         f"results_dir={tmp_path}",
     ]
-    lines = preview(planned(*given)).splitlines()
+    lines = dry_run(planned(*given)).splitlines()
     said = "once, before the first step: 200,000 images of task.name=pathfinder to draw, about 40 min"
     assert lines.count(said) == 1 and not list(tmp_path.iterdir())
-    assert "once" not in preview(planned(*given, "task.examples=1000"))
+    assert "once" not in dry_run(planned(*given, "task.examples=1000"))
 
 
 @pytest.mark.commands
