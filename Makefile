@@ -68,9 +68,11 @@ bench-check: $(INSTALLED)  ## see that this tree is not slower than COMMIT, in i
 kernels: $(INSTALLED)  ## compile every Triton kernel for sm_80, sm_90 and sm_100 without a GPU, fail where one is worse than its table
 	env -u TRITON_INTERPRET $(BIN)/python -m tools.kernels.ahead_of_time
 
-docs: $(INSTALLED)  ## write docs/zoo.md, every mechanism, variant and paper row, and docs/parameters.md, the models' sizes
+docs: $(INSTALLED)  ## write what pages and README take from code and records in results/
 	$(BIN)/python -m tools.pages.zoo
 	$(BIN)/python -m tools.pages.parameters
+	$(BIN)/python -m tools.pages.readme
+	$(BIN)/python -m tools.pages.fill
 
 models: $(INSTALLED)  ## try every mechanism in small models of transformers, write docs/models.md (5 minutes)
 	$(BIN)/python -m tools.pages.models

@@ -1,7 +1,7 @@
-"""Put text generated from code and records into pages while the site is built.
+"""Put text generated from code and records into pages: `python -m tools.pages.fill` writes it into `docs/`.
 
-It replaces lines `<!-- made: KIND ARGUMENTS -->`. These are Markdown comments, so the rest of the page can be read
-anywhere. Generated text is not committed, so it cannot be out of date.
+It stands between the lines `<!-- made: KIND ARGUMENTS -->` and `<!-- /made -->`, so that pages are complete in a clone;
+a test sees that it is current. What only Sphinx can show is put in while the site is built.
 """
 
 import re
@@ -13,7 +13,11 @@ from sphinx.environment import BuildEnvironment
 
 from tools.pages import answers, gallery, mechanism, notebook_page, readings
 
-MARK = re.compile(r"^<!-- made: (\w+)((?: \S+)*) -->$", re.MULTILINE)
+DOCS = Path(__file__).parents[2] / "docs"
+END = "<!-- /made -->"
+MARK = re.compile(rf"^<!-- made: (\w+)((?: \S+)*) -->$(?:\n((?:(?!<!-- made:).)*?)\n{END}$)?", re.MULTILINE | re.DOTALL)
+# Kinds that need Sphinx: its pictures, its directives.
+OF_THE_SITE = ("notebook", "classes")
 # KIND -> its function; paths in its links are relative to `docs/`.
 MADE: dict[str, Callable[..., str]] = {
     "gallery": gallery.page,
@@ -31,12 +35,19 @@ MADE: dict[str, Callable[..., str]] = {
 }
 
 
-def filled(text: str, name: str) -> str:
-    """A page with every mark replaced; `name` is the name of the page, such as `mechanisms/linear`."""
+def filled(text: str, name: str, of_the_site: bool = True) -> str:
+    """A page with all that is made, anew; `name` is the name of the page, such as `mechanisms/linear`.
+
+    What only Sphinx can show is left out unless it is `of_the_site`.
+    """
 
     def make(mark: re.Match[str]) -> str:
-        made = MADE[mark[1]](*mark[2].split())
-        return re.sub(r"\]\((?!http|#)", "](" + "../" * name.count("/"), made)
+        begins = f"<!-- made: {mark[1]}{mark[2]} -->"
+        if mark[1] in OF_THE_SITE and not of_the_site:
+            return begins
+        made = re.sub(r"\]\((?!http|#)", "](" + "../" * name.count("/"), MADE[mark[1]](*mark[2].split()))
+        # A comment ends at an empty line.
+        return f"{begins}\n\n{made.strip()}\n\n{END}"
 
     return MARK.sub(make, text)
 
@@ -51,9 +62,23 @@ def read(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = filled(source[0], name)
 
 
+def main() -> None:
+    """Write the pages in `docs/` whose text has changed."""
+    for path in sorted(DOCS.rglob("*.md")):
+        old = path.read_text()
+        new = filled(old, path.relative_to(DOCS).with_suffix("").as_posix(), of_the_site=False)
+        if new != old:
+            path.write_text(new)
+            print(path.relative_to(DOCS.parent))
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to Sphinx, as an extension."""
     app.connect("builder-inited", notebook_page.copy)
     app.connect("source-read", read)
     app.connect("env-get-outdated", outdated)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,7 @@ def _figure(name: str, path: Path) -> list[str]:
         "",
         entry["answers"],
         "",
-        *picture(source, f"{path.stem}: {entry['answers']}"),
+        f"![{path.stem}: {entry['answers']}]({source})",
         "",
         *([f"[The numbers drawn]({source.removesuffix('.png')}.csv)", ""] if numbers.exists() else []),
         "```sh",
@@ -62,8 +62,3 @@ def _figure(name: str, path: Path) -> list[str]:
         f"python -m analysis figures --figure {name}",
         "```",
     ]
-
-
-def picture(source: str, alt: str) -> list[str]:
-    """The lines of an image that is as wide as the page."""
-    return [f"```{{image}} {source}", f":alt: {alt}", ":width: 100%", "```"]

@@ -19,9 +19,7 @@ Cell = dict[str, Any]
 def page(name: str) -> str:
     """The notebook `name` as Markdown, for the page `notebooks/NAME`; links are relative to `docs`."""
     path = ROOT / "notebooks" / f"{name}.ipynb"
-    link = f"[This notebook](../notebooks/{path.name}) as a file. `make notebooks` runs it again."
-    parts = [part for number, cell in enumerate(_cells(path)) for part in _shown(cell, f"{name}_{number}")]
-    return "\n\n".join([*parts, link])
+    return "\n\n".join(part for number, cell in enumerate(_cells(path)) for part in _shown(cell, f"{name}_{number}"))
 
 
 def pictures(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -19,7 +19,7 @@ def test_every_figure_has_a_sentence_and_experiments_that_there_are():
 
 def test_every_committed_picture_is_on_the_page_with_its_numbers():
     text = gallery.page()
-    shown = re.findall(r"\{image\} \.\./(\S+)", text)
+    shown = re.findall(r"!\[[^]]*\]\(\.\./(\S+)\)", text)
     committed = [f"results/{path.relative_to(gallery.RESULTS)}" for path in gallery.RESULTS.glob("*/figures/*.png")]
     assert sorted(shown) == sorted(committed) and len(set(shown)) == len(shown)
     assert text.count("[The numbers drawn]") == len([*gallery.RESULTS.glob("*/figures/*.csv")])
