@@ -128,7 +128,8 @@ def _steps(found: pd.DataFrame, key: tuple[str, int]) -> str:
     """A sentence: mechanisms whose training step is faster than softmax's, and which of these are as good."""
     own = found[(found["kind"] == key[0]) & (found["n"] == key[1]) & (found["step"] == "faster")]
     named = own.sort_values("speed", ascending=False)
-    speeds = ", ".join(f"`{row.series}` {row.speed:.1f}x" for row in named.itertuples())
+    numbers = named[["series", "speed", "speed low", "speed high"]].itertuples(index=False, name=None)
+    speeds = ", ".join(f"`{name}` {speed:.1f}x ({low:.1f} to {high:.1f})" for name, speed, low, high in numbers)
     equal = ", ".join(f"`{name}`" for name in named.loc[named["is equal"].eq(True), "series"])
     at = f"- Whole training steps faster than softmax's at n = {key[1]:,}: {speeds or 'none'}"
     return f"{at}; of these with [a loss as small](results/quality/tables/equal_quality.md): {equal or 'none'}."
@@ -139,7 +140,8 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
     right = over_seeds(data[data["kind"].str.startswith(RECALL)], "token_accuracy")
     foretold = answers(matched(frame))
     said = []
-    for n, rows in right.sort_values("value", ascending=False).groupby("seq_len"):
+    right = right.assign(printed=right["value"].round(2)).sort_values(["printed", "low"], ascending=False)
+    for n, rows in right.groupby("seq_len"):
         percent = rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})
         each = [f"`{row.series}` {row.value:.0f} % ({row.low:.0f} to {row.high:.0f})" for row in percent.itertuples()]
         words = [
@@ -148,9 +150,9 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
             if of_n == n
         ]
         said.append(
-            f"- [Recall](results/quality/figures/recall.png) at n = {n:,}, medians of values right (of all seeds): "
-            f"{', '.join(each)}. [Rank correlation](results/quality/figures/capacity_and_recall.png) with what their "
-            f"states hold untrained: {'; '.join(words)}."
+            f"- [Recall](results/quality/figures/recall.png) at n = {n:,}, values right, median (lowest to highest "
+            f"seed): {', '.join(each)}. [Rank correlation](results/quality/figures/capacity_and_recall.png) with the "
+            f"number of pairs that untrained states hold: {'; '.join(words)}."
         )
     return said
 
@@ -168,7 +170,7 @@ def _earned(one: Attribution) -> str:
     """A sentence: what each branch is worth over the other trained alone, and what a model loses without it."""
     ways = {
         ALONE: "Over the other branch trained alone",
-        REMOVED: "Cut out of the trained model (dependence, not worth)",
+        REMOVED: "Cut out of the trained model, which says how much it depends on the branch, not what that is worth",
     }
     parts = {how: [part for part in one.parts if part.how == how] for how in ways}
     said = [f"{ways[how]}: {', '.join(map(_worth, own))} nats." for how, own in parts.items() if own]
