@@ -16,6 +16,7 @@ from analysis.plots.layout import Picture
 
 RESOLUTION = 200  # dots per inch of the PNG
 COLOURS = 256
+FEW = 20
 _NOTHING_OF_TODAY: dict[str, dict[str, None]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
@@ -50,7 +51,7 @@ def numbers(figure: Picture) -> pd.DataFrame:
     Returns:
         `COLUMNS`: the panel's title, the series, its `line` (`seed` or `median` if it has several), the point with the
         ends of its bars or the status of a failed cell, and the labels of the axes. A horizontal line has no x, a
-        vertical one no y.
+        vertical one no y. Curves of single seeds (over `FEW` points) are left out: they are in the records.
     """
     rows = [
         {
@@ -107,9 +108,11 @@ def _bars(axes: Axes) -> Iterator[dict[str, Any]]:
 def _lines(axes: Axes) -> Iterator[dict[str, Any]]:
     """Points without error bars."""
     for line in axes.lines:
-        if not str(line.get_label()).startswith("_") and line.get_gid() not in ("gap", "level", "upright"):
-            for x, y in np.asarray(line.get_xydata()):
-                yield {"series": line.get_label(), "line": line.get_gid(), "x": x, "y": y}
+        points, gid = np.asarray(line.get_xydata()), line.get_gid()
+        is_long = gid == "seed" and len(points) > FEW
+        if not str(line.get_label()).startswith("_") and gid not in ("gap", "level", "upright") and not is_long:
+            for x, y in points:
+                yield {"series": line.get_label(), "line": gid, "x": x, "y": y}
 
 
 def _levels(axes: Axes) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from analysis import __main__ as cli
 from analysis import registry
 from analysis.__main__ import main
 from analysis.frame import tidy
-from analysis.plots import compare, crossover, files, layout, scaling, skeinformer, style
+from analysis.plots import compare, crossover, files, layout, marks, scaling, skeinformer, style
 from analysis.plots.layout import page, shown
 from analysis.registry import FIGURES, PARTS, parts
 from analysis.selection import MissingRecords, choose
@@ -285,3 +285,13 @@ def test_no_two_mechanisms_of_a_figure_look_alike(rng):
     alone = style.of_series(frame[frame["attention"] == "mine_0"])
     few = style.of_series(frame[frame["attention"] != "mine_9"])
     assert alone["mine_0"]["marker"] == few["mine_0"]["marker"]
+
+
+def test_long_curves_of_seeds_are_no_numbers_of_a_figure_and_their_median_is():
+    figure, axes = layout.panels(1, 1)
+    for points in (files.FEW, files.FEW + 1):
+        curves = pd.DataFrame({seed: np.arange(points) + 100.0 * seed for seed in range(3)})
+        marks.curves(axes[0, 0], curves, {"label": f"{points} points", "color": "black"})
+    counts = files.numbers(figure).groupby(["series", "line"]).size().to_dict()
+    few, many = f"{files.FEW} points", f"{files.FEW + 1} points"
+    assert counts == {(few, "seed"): 3 * files.FEW, (few, "median"): files.FEW, (many, "median"): files.FEW + 1}

@@ -1,13 +1,12 @@
 """The tables and sentences of the page "Choosing an attention", from the committed records and two of their figures."""
 
 import functools
+import re
 
 from analysis import answer
 from analysis.answer import Answer
-from analysis.formats import markdown
 from analysis.frame import load
-from analysis.selection import unless_quiet
-from tools.pages import mechanism, readings, zoo
+from tools.pages import mechanism, readings, readme, zoo
 
 MASKS = {"causal": True, "not_causal": False}
 # Variants of exact softmax.
@@ -25,10 +24,12 @@ def _with(mask: str) -> list[Answer]:
 
 
 def speeds(mask: str) -> str:
-    """A table of mechanisms with this mask (`causal`, `not_causal`): length from which faster, speed, memory, error."""
-    table = unless_quiet(answer.lines(_with(mask))).drop(columns="mask").rename(columns={"n": "at n ="})
-    names = [f"[{name}]({mechanism.page(zoo.mechanisms_of_variants()[name])})" for name in table["attention"]]
-    return markdown(table.map(lambda cell: readings.together(str(cell))).assign(attention=names))
+    """README's table for this mask (`causal`, `not_causal`), with a link to each mechanism's page."""
+
+    def link(row: re.Match[str]) -> str:
+        return f"| [{row[1]}]({mechanism.page(zoo.mechanisms_of_variants()[row[1]])}) |"
+
+    return re.sub(r"^\| (\w+) \|", link, readme.costs_table(_with(mask)), flags=re.MULTILINE)
 
 
 def sentence(mask: str) -> str:

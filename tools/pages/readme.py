@@ -43,7 +43,7 @@ def costs(frame: pd.DataFrame, trained: pd.DataFrame) -> str:
     best = answer.fastest([one for one in found if one.causal])
     learned = [_learned(best.attention, trained)] if best else []
     said = "\n".join(f"- {each}" for each in [*answer.sentences(found), *learned])
-    tables = [_costs([one for one in found if one.causal == causal]) for causal in (True, False)]
+    tables = [costs_table([one for one in found if one.causal == causal]) for causal in (True, False)]
     return "\n\n".join([said, *tables])
 
 
@@ -64,7 +64,7 @@ def _learned(name: str, frame: pd.DataFrame) -> str:
     return f"Speed says nothing of what a model learns: on {task}, n = {n}, `{name}` was {' and '.join(told)}; {more}."
 
 
-def _costs(found: list[answer.Answer]) -> str:
+def costs_table(found: list[answer.Answer]) -> str:
     """The table of `analysis.answer`, made narrower: values that most rows share move into the headers."""
     table = unless_quiet(answer.lines(found)).drop(columns=["mask", "n"])
     lengths = {"forward": "n", "training": "training_n", "memory": "memory_n", "error": "error_n"}
