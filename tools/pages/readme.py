@@ -158,12 +158,14 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
 
 
 def _arena(data: pd.DataFrame) -> list[str]:
-    """One line for each task of Long Range Arena: the training data, and whether the task is diagnostic."""
-    return [
-        f"- Long Range Arena, {task}, n = {n:,}, {rows['source'].dropna().iloc[0]}: **{one.word}** ({one.sentence})."
+    """A line on the tasks of Long Range Arena: the training data of each, and whether the task is diagnostic."""
+    said = [
+        f"{task}, n = {n:,}, {rows['source'].dropna().iloc[0]}: **{one.word}** ({one.sentence})"
         for (task, n), rows in panels(data)
         if task.startswith(TASKS) and (one := diagnose(rows))
     ]
+    table = "[Long Range Arena](results/quality/tables/skeinformer_table1.md)"
+    return [f"- {table}: {'; '.join(said)}."] if said else []
 
 
 def _earned(one: Attribution) -> str:
