@@ -120,8 +120,12 @@ def difference_axis(axes: Axes, label: str, room: float = 0.45) -> None:
     left, right = scale.transform(np.array([low, high]))
     edges = [left - 0.05 * (right - left), right + room / (1 - room) * (right - left)]
     axes.set_xlim(*scale.inverted().transform(np.array(edges)))
-    ticks = SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=(1, 3)).tick_values(low, high)
-    # No tick labels below the words at the right.
-    axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= 2.5 * high]))
+    for subs in ((1, 3), (1,)):  # more than six labels overlap
+        ticks = SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=subs).tick_values(low, high)
+        # No tick labels below the words at the right.
+        ticks = [tick for tick in ticks if low <= tick <= 2.5 * high]
+        if len(ticks) <= 6:
+            break
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
