@@ -66,7 +66,7 @@ class Linformer(AttentionDropout):
     ) -> None:
         super().__init__(dropout=dropout, **common)
         if self.max_seq_len is None:
-            raise ValueError("max_seq_len=None: must be an integer of at least 1, the longest sequence that it projects")
+            raise ValueError("max_seq_len=None: must be an integer of at least 1, the longest sequence it takes")
         self.projection_dim = check_int("projection_dim", projection_dim)
         self.share_key_value = check_bool("share_key_value", share_key_value)
         self.trainable = check_bool("trainable", trainable)

@@ -53,7 +53,7 @@ class LucidrainsLinformer(PortedAttention):
         super().__init__(**common)
         n, h = self.max_seq_len, self.head_dim
         if n is None:
-            raise ValueError("max_seq_len=None: must be an integer of at least 1, the longest sequence that it projects")
+            raise ValueError("max_seq_len=None: must be an integer of at least 1, the longest sequence it takes")
         self.projection_dim = check_int("projection_dim", projection_dim)
         self.layer = self._make_layer(dim=h, seq_len=n, k=projection_dim, heads=1)
         for projection, argument in (("to_q", "query"), ("to_k", "key"), ("to_v", "value")):
