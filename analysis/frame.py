@@ -228,6 +228,8 @@ def _conditions(record: Record) -> Row:
 
 
 def _busy(record: Record) -> float | None:
+    if record.measurements.get("resumed_from"):
+        return 1.0  # nobody knows what ran beside the steps before the interruption
     during = record.host_state.get("during") or {}
     others, seconds = (during.get(key) for key in ("others_s", "seconds"))
     return (

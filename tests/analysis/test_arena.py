@@ -204,6 +204,10 @@ def test_figure_2_has_losses_over_quiet_seconds():
     assert caption(figure).startswith("Not diagnostic here")
     with pytest.raises(MissingRecords, match="on cores that nothing else used"):
         lra.figure2(tidy([cell("flash", 0, 0.8, busy=0.9)]))
+    resumed = cell("flash", 0, 0.8)
+    resumed.measurements["resumed_from"] = 20
+    with pytest.raises(MissingRecords, match="on cores that nothing else used"):
+        lra.figure2(tidy([resumed]))
 
 
 def test_figure_3_has_rates_by_batch_and_sizes():
