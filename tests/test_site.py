@@ -116,7 +116,6 @@ def test_the_commands_of_a_page_can_be_given(path):
 def test_what_a_page_takes_from_code_and_records_is_current(path):
     text = path.read_text()
     assert filled(text, name_of(path), of_the_site=False) == text, "write it again: `make docs`"
-    assert filled(filled(text, name_of(path)), name_of(path)) == filled(text, name_of(path))
 
 
 def test_a_mark_that_nobody_makes_is_a_mistake_and_a_nested_page_reaches_the_same_files():
