@@ -4,6 +4,7 @@ The baseline is always the best exact softmax that was measured in the same roun
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ class Answer(NamedTuple):
     memory_n: float
     memory: float
     """Peak bytes of a forward pass at `memory_n`, divided by those of the exact softmax that needs least."""
+    training_memory_n: float
     training_memory: float
     error_n: float
     error: tuple[float, float, float] | None
@@ -82,6 +84,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 training=trained[1],
                 memory_n=of_memory[0][0],
                 memory=of_memory[0][1],
+                training_memory_n=of_memory[1][0],
                 training_memory=of_memory[1][1],
                 error_n=errors[0],
                 error=errors[1],
@@ -104,19 +107,38 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     return unless_quiet(lines(answers(frame)))
 
 
-def lines(found: list[Answer]) -> pd.DataFrame:
-    """The rows of `table` with the column `disturbed`, without the columns that have no measurement."""
+def lengths(one: Answer) -> dict[str, float]:
+    """The length of each number, by its column."""
+    return {
+        "forward": one.n,
+        "training": one.training_n,
+        "memory": one.memory_n,
+        "memory, training": one.training_memory_n,
+        "error": one.error_n,
+    }
+
+
+def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.DataFrame:
+    """The rows of `table` with the column `disturbed`, without the columns that have no measurement.
+
+    A number of another length than the `usual` one of its column, or than its row's `n`, says its length.
+    """
+
+    def at(column: str, one: Answer) -> str:
+        n = lengths(one)[column]
+        return "" if n == (usual or {}).get(column, one.n) or not math.isfinite(n) else f" at {n:,.0f}"
+
     rows = [
         {
             "attention": one.attention,
             "mask": mask(one.causal),
             "from n": said_length(one),
             "n": one.n,
-            "forward": speed(one.forward),
-            "training": speed(one.training) + at_length(one.training_n, one.n),
-            "memory": _times(one.memory) + at_length(one.memory_n, one.n),
-            "memory, training": _times(one.training_memory) + at_length(one.memory_n, one.n),
-            "error": _error(one.error) + at_length(one.error_n, one.n),
+            "forward": speed(one.forward) + at("forward", one),
+            "training": speed(one.training) + at("training", one),
+            "memory": _times(one.memory) + at("memory", one),
+            "memory, training": _times(one.training_memory) + at("memory, training", one),
+            "error": _error(one.error) + at("error", one),
             "of averaging": _error(one.averaging),
             "disturbed": one.disturbed,
         }
@@ -124,11 +146,6 @@ def lines(found: list[Answer]) -> pd.DataFrame:
     ]
     table = pd.DataFrame(rows)
     return table.loc[:, ~(table == UNKNOWN).all()]
-
-
-def at_length(n: float, usual: float) -> str:
-    """` at 4,096` where a number is of another length than most of its row."""
-    return "" if n == usual or not math.isfinite(n) else f" at {n:,.0f}"
 
 
 def sentences(found: list[Answer]) -> list[str]:
@@ -164,9 +181,8 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
     held = [one for one in own if math.isfinite(one.memory)]
     if held:
         least = min(held, key=lambda one: one.memory)
-        saved = f"`{least.attention}` needs least memory" if least.memory < CLEARLY else "None clearly saves memory"
-        least_of = "" if least.memory < CLEARLY else f" of `{least.attention}`, the least,"
-        said.append(f"{saved}: the peak{least_of} is {_times(least.memory)} that of the softmax that needs least.")
+        peak = f"least peak, `{least.attention}`'s, is {_times(least.memory)} that of the softmax that needs least."
+        said.append(f"The {peak}" if least.memory < CLEARLY else f"None clearly saves memory: the {peak}")
     useful = [one for one in ahead if one.error and one.averaging and one.error[2] < one.averaging[1]]
     if useful:
         near = min(useful, key=lambda one: one.error or (math.inf,))

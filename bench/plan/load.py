@@ -61,7 +61,7 @@ def _explain(error: Exception) -> str:
             )
         elsewhere = settings.keys_that_end(str(cause.full_key))
         group = str(cause.full_key).removesuffix(str(cause.key))
-        near = _near(str(cause.full_key), [f"{group}{key}" for key in cause.parent_node])
+        near = _near(str(cause.key), [str(key) for key in cause.parent_node], group)
         return f"{cause.full_key}: unknown; {f'did you mean {elsewhere}?' if elsewhere else near}"
     if isinstance(error, MarkedYAMLError) and error.problem_mark:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
@@ -72,10 +72,12 @@ def _explain(error: Exception) -> str:
     return one_line(error)
 
 
-def _near(name: str, known: Sequence[str]) -> str:
-    if near := difflib.get_close_matches(name, known, n=3, cutoff=0.5):
-        return f"did you mean {', '.join(near)}?"
-    return f"known are {', '.join(known)}" if len(known) <= MANY else "`python -m bench --help` lists what there is"
+def _near(name: str, known: Sequence[str], group: str = "") -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    keys = ", ".join(f"{group}{key}" for key in near or known)
+    if near:
+        return f"did you mean {keys}?"
+    return f"known are {keys}" if len(known) <= MANY else "`python -m bench --help` lists what there is"
 
 
 class SettingsFiles(ConfigSource):

@@ -17,15 +17,14 @@ from bench.common import signals
 from bench.common.errors import ConfigError, Parser, bounded, named_path, one_line, say
 from bench.records import own
 from bench.records.disk import LARGEST, decompress, read_file, replacing, require_file, write_atomically
-from bench.records.own import RECORD
 from bench.records.record import RecordError
-from bench.records.store import Store
+from bench.records.store import SAMPLES, Store
 from bench.records.summary import Results
 
 PLANS = "sweeps/*/plan.json.gz"
 # The outcomes for a record, as the last printed line names them.
 ADDED, THERE, CONFLICT, SKIPPED = "records added", "were there", "in conflict", "skipped"
-MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(\.xz|\.gz)?")
+MEMBER = re.compile(rf"(records|samples)/{SAMPLES.pattern}")
 
 
 class Archive(Store):

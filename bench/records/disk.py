@@ -116,6 +116,7 @@ def read_file(path: Path) -> bytes:
 def decompress(data: bytes) -> bytes:
     """Decompress xz or gzip data; raises `RecordError` if it is invalid or larger than `LARGEST` when decompressed."""
     is_gzip = data.startswith(_GZIP)
+    # A few bytes of xz may ask for a dictionary of gigabytes.
     unpacked = zlib.decompressobj(wbits=31) if is_gzip else lzma.LZMADecompressor(memlimit=4 * LARGEST)
     try:
         content = unpacked.decompress(data, LARGEST)

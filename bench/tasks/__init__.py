@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.schema import named
-from bench.tasks import kept, leaks
+from bench.tasks import leaks, progress
 from bench.tasks.base import IGNORED, SPLITS, Batch, Settings, Task
 from bench.tasks.documents import Retrieval, Text
 from bench.tasks.generated import AssociativeRecall, InductionHeads, Reversal, SelectiveCopying
@@ -37,13 +37,13 @@ def settings(values: Mapping[str, Any]) -> Settings:
     return named(TASKS, values, "task")
 
 
-def open_task(config: Mapping[str, Any], cache_dir: Path, tell: kept.Tell = kept.silent) -> Task:
+def open_task(config: Mapping[str, Any], cache_dir: Path, report: progress.Report = progress.no_report) -> Task:
     """The task of a cell, with the same examples for every mechanism in a comparison.
 
     Args:
         config: a cell's resolved config; uses `task`, `seq_len`, `causal` and `seed`.
         cache_dir: a cache for data that was read or drawn; its parent folder exists.
-        tell: called with the progress of reading and drawing what is kept.
+        report: called with the progress of reading and drawing what is kept.
 
     Raises:
         ConfigError: the task does not fit, its data or tokenizer cannot be read, or its examples have a leak.
@@ -52,7 +52,7 @@ def open_task(config: Mapping[str, Any], cache_dir: Path, tell: kept.Tell = kept
     """
     chosen = settings(config["task"])
     chosen.require_fits(config)
-    with kept.telling(tell):
+    with progress.reporting(report):
         task = chosen.open(config, cache_dir)
     if task.classes is not None:
         leaks.require_none(task, chosen.name)

@@ -15,6 +15,7 @@ import numpy as np
 from attention_zoo.checks import require
 from bench.inputs import models, texts
 from bench.tasks import kept, tokenizing
+from bench.tasks.progress import ItemProgress
 
 KEY = "task.text"
 SHARES = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
@@ -140,7 +141,7 @@ def tokenizer(text: Text, name: str, vocabulary: int | None, cache_dir: Path) ->
     """The tokenizer of a name; with a vocabulary one of that size, trained on the text's training split."""
     if vocabulary is None:
         return tokenizing.named(name)
-    read = kept.Told("texts read to train the tokenizer").each(text.pieces("train"))
+    read = ItemProgress("texts read to train the tokenizer").over(text.pieces("train"))
     return tokenizing.trained(_place(text, vocabulary, cache_dir), read, vocabulary)
 
 
@@ -175,7 +176,7 @@ def _encoded(
     text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, dtype: np.dtype[Any]
 ) -> Iterator[Tokens]:
     count = 0
-    for piece in kept.Told(f"texts of {split} made into tokens").each(text.pieces(split)):
+    for piece in ItemProgress(f"texts of {split} made into tokens").over(text.pieces(split)):
         ids = np.asarray(tokenizer.encode(piece), dtype)
         ids = ids if max_tokens is None else ids[: max_tokens - count]
         yield ids

@@ -14,6 +14,7 @@ from bench.common.errors import ConfigError, one_line
 from bench.common.schema import setting
 from bench.tasks import data_sets, kept, passages
 from bench.tasks.base import SPLITS, Task
+from bench.tasks.progress import ItemProgress
 
 LONGEST = 4000
 """Bytes that are read of a document, LRA's `max_length`; Skeinformer pads them to 4,096."""
@@ -58,7 +59,7 @@ class DocumentSettings(data_sets.DataSettings):
         return {"seq_len": seq_len, "longest": LONGEST, "task": self.name, "part": split, **self.identity(split)}
 
     def _kept(self, split: str, seq_len: int, cache_dir: Path) -> kept.Array:
-        examples = kept.Told(f"examples of {split} read").each(self.read(split))
+        examples = ItemProgress(f"examples of {split} read").over(self.read(split))
         pieces = (row(documents, label, seq_len) for documents, label in examples)
         array = kept.array(self._key(split, seq_len), pieces, np.dtype(np.uint16), cache_dir)
         return array.reshape(-1, self.documents * seq_len + 1)

@@ -15,6 +15,7 @@ from bench.common.errors import ConfigError, one_line, package
 from bench.common.schema import setting
 from bench.tasks import data_sets, kept
 from bench.tasks.base import SPLITS, Draws, Example, Task
+from bench.tasks.progress import ItemProgress
 
 SIDE = 32
 LEVELS = 256
@@ -175,7 +176,7 @@ def with_pixels(key: Mapping[str, Any]) -> dict[str, Any]:
 
 def rows(key: Mapping[str, Any], images: Iterable[Labelled], cache_dir: Path) -> kept.Array:
     """The images of a split as they are kept: pixels, then the class."""
-    pieces = kept.Told("images read").each(row(image, label) for image, label in images)
+    pieces = ItemProgress("images read").over(row(image, label) for image, label in images)
     return kept.array(with_pixels(key), pieces, np.dtype(np.uint8), cache_dir).reshape(-1, SIDE**2 + 1)
 
 

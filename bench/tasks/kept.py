@@ -1,26 +1,24 @@
-"""Arrays on the disk, made once and mapped into memory, and how far their making is; examples that lie there."""
+"""Arrays on the disk, made once, in parts where that takes long, and mapped into memory; examples that lie there."""
 
 import contextlib
 import hashlib
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.records.disk import is_file, replacing, require_file
 from bench.tasks.base import Example, Task
+from bench.tasks.progress import ItemProgress
 
 FORMAT = 1
 """Part of every key: raise it when the same fields come to mean another array."""
 
 Array = NDArray[np.unsignedinteger[Any]]
-Piece = TypeVar("Piece")
 
 
 @dataclass
@@ -39,51 +37,6 @@ class KeptExamples(Task):
         """A row."""
         row = self.rows[split][index].astype(np.int64)
         return row[:-1].reshape(self.shape), row[-1:]
-
-
-Tell = Callable[[str, float], None]
-"""Told how far it is with what is made, in words, and how many more seconds went into it."""
-
-
-def silent(text: str, seconds: float) -> None:
-    """Tell nobody."""
-
-
-_tell: ContextVar[Tell] = ContextVar("tell", default=silent)
-
-
-@contextlib.contextmanager
-def telling(tell: Tell) -> Iterator[None]:
-    """What is made inside it is told."""
-    token = _tell.set(tell)
-    try:
-        yield
-    finally:
-        _tell.reset(token)
-
-
-class Told:
-    """Counts what is made, pieces of `what`, of so many in all where that is known, and tells how far it is."""
-
-    def __init__(self, what: str, total: int | None = None) -> None:
-        self._what, self._total, self._done = what, total, 0
-        self._began = self._last = time.monotonic()
-        self._tell = _tell.get()  # now: the tokenizers take pieces from threads of their own
-
-    def each(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The pieces, each when it is made."""
-        for piece in pieces:
-            self._done += 1
-            now = time.monotonic()
-            self._tell(self._text(now), now - self._last)
-            self._last = now
-            yield piece
-
-    def _text(self, now: float) -> str:
-        if self._total is None:
-            return f"{self._done:,} {self._what}"
-        left = (now - self._began) / self._done * (self._total - self._done)
-        return f"{self._done:,}/{self._total:,} {self._what}, {left / 60:.1f} min left"
 
 
 @dataclass(frozen=True)
@@ -110,10 +63,10 @@ class Parts:
             return 0
         return sum(len(numbers) for key, numbers in self._parts() if not has(key, cache_dir))
 
-    def array(self, cache_dir: Path, told: Told) -> Array:
-        """As the function `array`; what is made is told."""
+    def array(self, cache_dir: Path, progress: ItemProgress) -> Array:
+        """As the function `array`; `progress` counts the pieces that are made."""
         parts = self._parts()
-        made = (array(key, told.each(map(self.piece, numbers)), self.dtype, cache_dir) for key, numbers in parts)
+        made = (array(key, progress.over(map(self.piece, numbers)), self.dtype, cache_dir) for key, numbers in parts)
         whole = array(self.key, made, self.dtype, cache_dir)
         for key, _ in parts:
             _path(key, "npy", cache_dir).unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from bench.common.errors import ConfigError, one_line, package
 from bench.common.schema import setting
 from bench.tasks import images, kept, snakes
 from bench.tasks.base import SPLITS, Draws, Task
+from bench.tasks.progress import ItemProgress
 
 SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 """Of the archive's images, in the order of a hash of their path."""
@@ -81,8 +82,8 @@ class Pathfinder(images.ImageSettings):
 
     def _drawn(self, cache_dir: Path) -> dict[str, kept.Array]:
         parts = {split: self._parts(split) for split in SPLITS}
-        told = kept.Told("images drawn", sum(each.missing(cache_dir) for each in parts.values()))
-        return {split: each.array(cache_dir, told).reshape(-1, images.SIDE**2 + 1) for split, each in parts.items()}
+        drawn = ItemProgress("images drawn", sum(each.missing(cache_dir) for each in parts.values()))
+        return {split: each.array(cache_dir, drawn).reshape(-1, images.SIDE**2 + 1) for split, each in parts.items()}
 
     def _parts(self, split: str) -> kept.Parts:
         count = self.examples if split == "train" else self.examples // 8

@@ -88,14 +88,13 @@ def test_memory_is_over_the_softmax_that_needs_least_under_the_same_mask_and_sha
     )
     assert only(tidy(records), "skeinformer").memory_n == 2048
     (said,) = answer.sentences(answer.answers(tidy(records)))
-    assert ("None clearly saves memory: the peak of `skeinformer`, the least, is 2.8x" in said) and peaks[
-        "flash"
-    ] < peaks["skeinformer"]
+    times = peaks["skeinformer"] / min(peaks["flash"], peaks["softmax"])
+    assert times > 1 and f"None clearly saves memory: the least peak, `skeinformer`'s, is {times:.1f}x" in said
     assert " at 2,048" in answer.lines(answer.answers(tidy(records)))["memory"].iloc[0], "the speeds are of 4,096"
     small = tidy(records)
     small.loc[(small["attention"] == "skeinformer") & (small["metric"] == "peak_memory"), "value"] = peaks["flash"] / 4
     assert (
-        "`skeinformer` needs least memory: the peak is 0.2x that of the softmax that needs least."
+        "The least peak, `skeinformer`'s, is 0.2x that of the softmax that needs least."
         in answer.sentences(answer.answers(small))[0]
     )
     assert math.isnan(only(tidy([*records[: len(LENGTHS)], *held[3:]]), "skeinformer").memory)

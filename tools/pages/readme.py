@@ -1,6 +1,5 @@
 """The numbers of README.md from the records in results/: `python -m tools.pages.readme` writes them between marks."""
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attribution
 from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose, losses
 from analysis.equal_quality import lengths
 from analysis.frame import load
-from analysis.paired import LEVEL
+from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
 from analysis.plots.by_distance import by_kind
 from analysis.selection import unless_quiet
 from analysis.tables.capacity import answers, matched
@@ -24,6 +23,12 @@ PAGE = ROOT / "README.md"
 COSTS, QUALITY = ROOT / "results" / "laptop", ROOT / "results" / "quality"
 TASK = "language modelling"
 RECALL = "associative recall"
+THAN = {
+    BETTER: "better than",
+    WORSE: "worse than",
+    EQUIVALENT: EQUIVALENT,
+    UNDECIDED: "not clearly better or worse than",
+}
 
 
 def page(text: str) -> str:
@@ -52,36 +57,32 @@ def _learned(name: str, frame: pd.DataFrame) -> str:
     (task, n), rows = next((key, rows) for key, rows in panels(trained_cells(frame)[0]) if key[0].startswith(TASK))
     found, own = diagnose(rows), losses(rows)
     others = {"softmax": found.positive, "`identity`, no attention at all": "identity"}
-    told = []
+    said = []
     for words, other in others.items():
         one = compared(own.get(name, {}), own.get(other or "", {}))
         if one is None:
             return f"What a model learns with `{name}` was not measured."
         low, high = one.interval(LEVEL)
-        word = "worse than" if low > 0 else "better than" if high < 0 else "not clearly better or worse than"
-        told.append(f"{word} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
+        said.append(f"{THAN[verdict(one, one.p)]} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
     more = "[more below](#what-do-models-learn-with-it)"
-    return f"Speed says nothing of what a model learns: on {task}, n = {n}, `{name}` was {' and '.join(told)}; {more}."
+    return f"Speed says nothing of what a model learns: on {task}, n = {n}, `{name}` was {' and '.join(said)}; {more}."
 
 
 def costs_table(found: list[answer.Answer]) -> str:
     """The table of `analysis.answer`, made narrower: values that most rows share move into the headers."""
-    table = unless_quiet(answer.lines(found)).drop(columns=["mask", "n"])
-    lengths = {"forward": "n", "training": "training_n", "memory": "memory_n", "error": "error_n"}
-    own = {column: [getattr(one, length) for one in found] for column, length in lengths.items()}
-    usual = {column: statistics.mode(n for n in of if n == n) for column, of in own.items()}
-    for column, of in (own | {"memory, training": own["memory"]}).items():
-        most = usual[column.partition(",")[0]]
-        numbers = table[column].str.replace(r" at [\d,]+$", "", regex=True)
-        table[column] = [each + answer.at_length(n, most) for each, n in zip(numbers, of, strict=True)]
-    averaging = (set(table.pop("of averaging")) - {answer.UNKNOWN}).pop().partition(" ")[0]
+    own = pd.DataFrame([answer.lengths(one) for one in found])
+    usual = {str(column): int(n) for column, n in own.mode().iloc[0].items()}
+    usual["memory, training"] = usual["memory"]  # one head names the length of both
+    table = unless_quiet(answer.lines(found, usual)).drop(columns=["mask", "n"])
+    of_averaging = table.pop("of averaging")[list(own["error"] == usual["error"])]
+    averaging = of_averaging.iloc[0].partition(" ")[0]
     heads = {
         "attention": "with a causal mask" if found[0].causal else "without a mask",
         "from n": "from n (forward)",
         "forward": f"forward, n = {usual['forward']:,}",
-        "training": f"training, n = {usual['training']:,.0f}",
-        "memory": f"memory, n = {usual['memory']:,.0f}",
-        "error": f"error, n = {usual['error']:,.0f} (averaging: {averaging})",
+        "training": f"training, n = {usual['training']:,}",
+        "memory": f"memory, n = {usual['memory']:,}",
+        "error": f"error, n = {usual['error']:,} (averaging: {averaging})",
     }
     shorter = {r" \(the shortest measured\)": " or less", r"\((\S+) to (\S+)\)": r"(\1–\2)"}
     return formats.markdown(table.rename(columns=heads).replace(shorter, regex=True))

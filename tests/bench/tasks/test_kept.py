@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.tasks import kept, open_task, pathfinder
+from bench.tasks import kept, open_task, pathfinder, progress
+from bench.tasks.progress import ItemProgress, reporting
 
 KEY, BYTES = {"of": "a test"}, np.dtype(np.uint8)
 
@@ -13,7 +14,7 @@ KEY, BYTES = {"of": "a test"}, np.dtype(np.uint8)
 @pytest.fixture
 def told():
     texts, seconds = [], []
-    with kept.telling(lambda text, more: (texts.append(text), seconds.append(more))):
+    with reporting(lambda text, more: (texts.append(text), seconds.append(more))):
         yield texts
     assert all(more >= 0 for more in seconds)
 
@@ -32,27 +33,27 @@ def test_an_interruption_costs_one_part_and_leaves_nothing_torn(tmp_path, told):
     cache = tmp_path / "cache"
     made, again = [], []
     with pytest.raises(KeyboardInterrupt):
-        parts(made, stop=8).array(cache, kept.Told("pieces", 12))
+        parts(made, stop=8).array(cache, ItemProgress("pieces", 12))
     assert made == [*range(8)] and [path.suffix for path in cache.iterdir()] == [".npy"]
     assert [text.split(",")[0] for text in told] == [f"{number}/12 pieces" for number in range(1, 9)]
     rest = parts(again)
     assert rest.missing(cache) == 7
-    whole = rest.array(cache, kept.Told("pieces", 7))
+    whole = rest.array(cache, ItemProgress("pieces", 7))
     assert again == [*range(5, 12)] and whole.tolist() == [x for number in range(12) for x in (number, 7)]
     assert told[8].startswith("1/7 pieces, ") and told[-1] == "7/7 pieces, 0.0 min left"
     (path,) = cache.iterdir()
     assert kept.has(KEY, cache) and rest.missing(cache) == 0
-    parts(made := []).array(cache, kept.Told("pieces"))
+    parts(made := []).array(cache, ItemProgress("pieces"))
     assert made == [] and [path] == [*cache.iterdir()]
 
 
 def test_minutes_left_are_those_at_the_speed_so_far(monkeypatch, told):
     clock = iter([100.0, 103.0, 106.0])
-    monkeypatch.setattr(kept, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    assert [*kept.Told("images", 42).each("ab")] == ["a", "b"]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert [*ItemProgress("images", 42).over("ab")] == ["a", "b"]
     assert told == ["1/42 images, 2.0 min left", "2/42 images, 2.0 min left"]
     monkeypatch.undo()
-    assert [*kept.Told("reviews").each("ab")] == ["a", "b"] and told[2:] == ["1 reviews", "2 reviews"]
+    assert [*ItemProgress("reviews").over("ab")] == ["a", "b"] and told[2:] == ["1 reviews", "2 reviews"]
 
 
 def aan(folder):
