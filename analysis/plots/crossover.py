@@ -154,21 +154,22 @@ def _winners(speeds: pd.DataFrame) -> str:
 
 def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
     """Draw one row per mechanism, the earliest first: the length from which it stays faster, or that there is none."""
-    fates: dict[Any, tuple[float, Crossover | None]] = {}
+    fates: dict[Any, tuple[float, Crossover | None, str]] = {}
     for curve, rows in speeds.groupby(["series", "dtype"]):
-        crossed = _crossed(rows)
-        throughout = 0.0 if rows.sort_values("seq_len")["value"].iloc[-1] > 1 else float("inf")
-        fates[curve] = (crossed.length if crossed else throughout, crossed)
+        crossed, is_ahead = _crossed(rows), rows.sort_values("seq_len")["value"].iloc[-1] > 1
+        ties = " or a tie" if (rows["verdict"] == "tie").any() else ""
+        throughout = 0.0 if is_ahead else float("inf")
+        words = f"{'ahead' if is_ahead else 'behind'}{ties} throughout"
+        fates[curve] = (crossed.length if crossed else throughout, crossed, words)
     names = sorted(
         {name for name, _ in fates}, key=lambda name: (min(fates[c][0] for c in fates if c[0] == name), name)
     )
     dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
-    for (name, dtype), (length, crossed) in fates.items():
+    for (name, dtype), (length, crossed, words) in fates.items():
         at = names.index(name) + (dtypes.index(dtype) - (len(dtypes) - 1) / 2) / (len(dtypes) + 0.4)
         text = {"fontsize": layout.SMALLEST, "color": properties[name]["color"], "va": "center", "gid": "crossover"}
         if crossed is None:
-            words = "behind throughout" if length else "ahead throughout"
-            alike = [fates[curve][0] for curve in fates if curve[0] == name]
+            alike = [fates[curve][1:] for curve in fates if curve[0] == name]
             if len(alike) > 1 and len(set(alike)) == 1:  # one text for all dtypes
                 if dtype != next(one for of, one in fates if of == name):
                     continue

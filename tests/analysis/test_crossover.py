@@ -109,6 +109,15 @@ def test_a_line_that_does_not_cross_says_so():
     assert [label.get_text() for label in crossings.get_yticklabels()] == ["linformer", "skeinformer"]
 
 
+def test_a_tie_is_not_ahead():
+    cells = [comparison(n, {**times(n), ("linformer", "float32"): 9.5e5 if n == 512 else 1e3}) for n in N]
+    noisy = cells[0].measurements["samples"]["linformer dtype=float32"]
+    noisy[:] = np.multiply(noisy, [0.8, 1.0, 1.3, 0.9, 1.0, 1.2, 1.0, 0.7, 1.2, 1.0])
+    assert rows_of(crossover.table(tidy(cells)), attention="linformer")["best_verdict"].iloc[0] == "tie"
+    *_, crossings = crossover.figure(tidy(cells)).axes
+    assert "ahead or a tie throughout" in words(crossings) and "ahead throughout" not in words(crossings)
+
+
 def test_a_line_that_exact_softmax_overtakes_says_until_when():
     key = ("skeinformer", "float32")
     frame = tidy(comparison(n, {**times(n), key: times(n)["flash", "float32"] * (n / 1500)}) for n in (1024, 2048))
