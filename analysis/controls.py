@@ -94,11 +94,17 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
         if one is None or one.seeds < FEWEST_SEEDS:
             has = 0 if one is None else one.seeds
             return Diagnosis(False, f"{positive} and {name} share {has} seeds, not {FEWEST_SEEDS}", positive, negative)
-        sentence = f"{positive} against {name}: {said(one, of_classes)}"
+        pair = [f"{each}, {_right(by_series[each])}" if of_classes else each for each in (positive, name)]
+        sentence = f"{pair[0]} against {pair[1]}: {said(one, of_classes)}"
         is_better = one.interval()[1] < -POINTS if of_classes else verdict(one, one.p) == BETTER
         found.append((is_better, -one.value, sentence))
     is_diagnostic, _, sentence = min(found)
     return Diagnosis(is_diagnostic, sentence, positive, negative)
+
+
+def _right(errors: dict[int, Array]) -> str:
+    """`34.1 % right`, the mean over seeds and units: that of guessing says that nobody learned the task."""
+    return f"{100 * (1 - np.mean([of.mean() for of in errors.values()])):.1f} % right"
 
 
 def _lowest(names: list[str], by_series: dict[str, dict[int, Array]]) -> str | None:
@@ -111,7 +117,7 @@ def said(one: Difference, of_classes: bool = False) -> str:
     ends, over = one.interval(LEVEL), f"over {one.seeds} seeds and {one.units} units"
     if of_classes:
         low, high = sorted(-100 * end for end in ends)
-        return f"accuracy {-100 * one.value:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} {over}"
+        return f"{-100 * one.value:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} {over}"
     return f"{one.value:+.3f} nats, 95 % interval {ends[0]:+.3f} to {ends[1]:+.3f} {over}"
 
 
@@ -151,9 +157,9 @@ def task_is(data: pd.DataFrame) -> dict[tuple[str, int], str]:
 def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism against the best negative control and against softmax: differences of test losses, and verdicts.
 
-    Below 0 nats the mechanism is better. `p` is corrected over the comparisons of a task and length (Holm). If the task
-    is not diagnostic, nothing is ranked. `seeds needed` would settle an undecided comparison, `hours needed` is the
-    time to train both; empty if more seeds alone would not settle it.
+    Below 0 nats the mechanism is better. `p (Holm)` is corrected over the comparisons of a task and length. If the
+    task is not diagnostic, nothing is ranked. `seeds needed` would settle an undecided comparison, `hours needed` is
+    the time to train both; empty if more seeds alone would not settle it.
     """
     data, _ = trained_cells(frame)
     tables = [with_disturbances(pd.DataFrame(comparisons(rows, key)), rows) for key, rows in panels(data)]
@@ -189,7 +195,14 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, obje
         needed = one.seeds_needed(len(known)) if verdict(one, p) == UNDECIDED else None
         table.append(
             dict(zip(("task", "n"), key, strict=True))
-            | {"attention": name, "against": anchor, "difference (nats)": one.value, "low": low, "high": high, "p": p}
+            | {
+                "attention": name,
+                "against": anchor,
+                "difference (nats)": one.value,
+                "low": low,
+                "high": high,
+                "p (Holm)": p,
+            }
             | {"seeds": one.seeds, "units": one.units, "verdict": verdict(one, p) if found.is_diagnostic else BLIND}
             | {"seeds needed": needed, "hours needed": needed and needed * (hours[name] + hours[anchor])}
         )

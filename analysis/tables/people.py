@@ -146,6 +146,28 @@ def _trained(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(shown, columns=["attention", *columns])
 
 
+def _arena(table: pd.DataFrame) -> pd.DataFrame:
+    """One column for each task, one row for each mechanism; first ours, then the paper's, each below its data."""
+    found = []
+    for whose, column in {"here": "accuracy (%)", "Skeinformer": "Skeinformer (%)"}.items():
+        rows = table[table[column].notna()]
+        rows = rows.assign(base=rows["attention"].str.partition(" ")[0])
+        rows["text"] = _interval(rows, column, "low", "high") if whose == "here" else rows[column].map(_cell)
+        # Settings are named where a task has several of a mechanism, lengths where it has several.
+        several = rows.duplicated(["task", "n", "base"], keep=False)
+        lengths = rows.groupby("task")["n"].transform("nunique") > 1
+        name = rows["attention"].where(several, rows["base"])
+        rows["label"] = name.where(~lengths, name + rows["n"].map(", n = {}".format))
+        data = rows.drop_duplicates(["task", "n", "source"]).assign(label="(data)")
+        data["text"] = data["source"] + data["n"].map(", n = {}".format)
+        every = pd.concat([data, rows])
+        wide = every.pivot_table("text", "label", "task", aggfunc=" or ".join, fill_value="")
+        found.append(wide.reset_index().assign(measured=whose))
+    both = pd.concat(found).fillna("")
+    tasks = {name: f"{name}: right (%)" for name in table["task"]}
+    return both[["measured", "label", *tasks]].rename(columns={"label": "attention", **tasks})
+
+
 def _peers(table: pd.DataFrame) -> pd.DataFrame:
     """The passes in columns beside each other."""
     keys = ["attention", "peer", "causal", "dtype", "seq_len"]
@@ -217,8 +239,10 @@ VIEWS: dict[str, View] = {
         "the other tasks by how many examples are right in every answer (higher is better).",
     ),
     "skeinformer_table1": View(
-        says="Skeinformer's numbers are of its own data and lengths. A row has ours and the paper's only if it was "
-        "measured on these; a stand-in (see source) or another length compares with none of the paper's numbers."
+        _arena,
+        "Long Range Arena: test examples that are right, in percent, with 95 % intervals over seeds and groups of test "
+        "examples. Numbers of a stand-in or another length compare with none of Skeinformer's, which are of the data "
+        "in their first row.",
     ),
     "settings": View(
         says="Exact softmax over the whole context against the best control, over the same seeds: below 0 nats, "

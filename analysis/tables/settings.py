@@ -18,7 +18,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Softmax against the best control, in every setting in which both were trained with two or more common seeds.
 
     `setting` lists what differs from the most frequent values. Losses are means over seeds on the test split. Below 0
-    nats softmax is better; `p` is corrected over all rows (Holm). With fewer seeds than a diagnosis needs
+    nats softmax is better; `p (Holm)` is corrected over all rows. With fewer seeds than a diagnosis needs
     (`analysis.controls`), a row only says where to look, not that a task is diagnostic.
     """
     rows = frame[frame["bench"] == "train"]
@@ -30,7 +30,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     for (said, one), p in zip(found, corrected([one.p for _, one in found]), strict=True):
         low, high = one.interval()
         better = {BETTER: "softmax", UNDECIDED: UNDECIDED}.get(verdict(one, p), "the control")
-        numbers = {"difference (nats)": one.value, "low": low, "high": high, "p": p, "seeds": one.seeds}
+        numbers = {"difference (nats)": one.value, "low": low, "high": high, "p (Holm)": p, "seeds": one.seeds}
         made.append(said | numbers | {"better": better})
     table = pd.DataFrame(made).sort_values(["task", "difference (nats)"], kind="stable", ignore_index=True)
     return unless_quiet(table)

@@ -30,6 +30,8 @@ from bench.training.world import join
 GROUPS = "groups of test examples"
 """That an interval of the accuracy is over: each is of the examples of one unit of replication."""
 VALIDATED = ("loss", "token_accuracy", "example_accuracy")
+LOGGED_POINTS = 250
+"""How many gradient norms and learning rates a record holds at most. Of longer runs it has every second, or third..."""
 
 
 @register
@@ -45,7 +47,8 @@ class Train(Benchmark):
         """Train from the newest good checkpoint of this cell on, or from the beginning.
 
         Returns:
-            `{"curve": {"train_loss", "gradient_norm", "learning_rate": one per step}, "seconds": per step,
+            `{"curve": {"train_loss": of each step, "gradient_norm", "learning_rate": of every "logged_every"-th step},
+            "logged_every", "seconds": of each step,
             "validation": [{"step", "loss", "token_accuracy", "example_accuracy", "examples"}],
             "test": the same of the weights that were chosen and "loss_by_position", "loss_by_unit", of classes
             "accuracy_by_unit" and of a text "parts", "branches": the same of a hybrid without one of them, by its name,
@@ -53,7 +56,8 @@ class Train(Benchmark):
             "baselines": {"unigram", "bigram"} of a text,
             "parameters", "state_bytes": of decoding after `seq_len` tokens, all layers, batch 1, None where nothing
             decodes, "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats. Branches and
-            other lengths have no losses by position; curves and these have four digits.
+            other lengths have no losses by position. Seconds and losses of steps and positions have four digits, other
+            curves three.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
@@ -69,24 +73,24 @@ class Train(Benchmark):
             examples = trainer.settings.test_examples
             tested_step = trainer.load_best_weights()
             test = trainer.evaluate("test", examples) | {"step": tested_step}
-            test["loss_by_position"] = _drawn(test["loss_by_position"])
+            test["loss_by_position"] = _rounded(test["loss_by_position"])
             more = {"branches": _without_branches(trainer), "longer": _at_other_lengths(context, trainer)}
         if keep and not trainer.world.rank:
             saved.save(keep, trainer.model, context.config, *_sizes(trainer.task))
             checkpoint.clear(keep)
         task = trainer.task
-        curves = {"curve": {name: _drawn(values) for name, values in trainer.curve.items()}}
-        found = {"seconds": _drawn(trainer.seconds), "validation": trainer.evaluations, "test": test}
+        found = {"seconds": _rounded(trainer.seconds), "validation": trainer.evaluations, "test": test}
         parameters = sum(p.numel() for p in trainer.model.parameters())
         size = {"parameters": parameters, "state_bytes": state_bytes, "vocabulary": task.vocabulary}
         how = {"source": task.source, "resumed_from": resumed_from, "processes": trainer.world.size}
-        return {**curves, **found, **more, "baselines": task.baselines(), **size, **how}
+        return {**logged(trainer.curve), **found, **more, "baselines": task.baselines(), **size, **how}
 
     @classmethod
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
-        """Loss, norm of the gradients and learning rate step by step; what each evaluation found."""
+        """Loss of each step, norm of the gradients and learning rate of some; what each evaluation found."""
+        every = dict.fromkeys(measurements["curve"], measurements.get("logged_every", 1)) | {"train_loss": 1}
         logged = {
-            name: [Point(step + 1, value) for step, value in enumerate(values)]
+            name: [Point(number * every[name], value) for number, value in enumerate(values, 1)]
             for name, values in measurements["curve"].items()
         }
         found = measurements["validation"]
@@ -152,6 +156,13 @@ class Train(Benchmark):
         yield Metric("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
 
 
+def logged(curve: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """What a record keeps of curves over all steps: the losses, and the other curves thinned."""
+    every = math.ceil(len(curve["train_loss"]) / LOGGED_POINTS)
+    thinned = {name: _rounded(values[every - 1 :: every], 3) for name, values in curve.items()}
+    return {"curve": thinned | {"train_loss": _rounded(curve["train_loss"])}, "logged_every": every}
+
+
 def _state_bytes(trainer: Trainer, seq_len: int) -> int | None:
     """Bytes of the decoding state of all layers after so many tokens of one sequence, in the dtype of the products.
 
@@ -172,9 +183,9 @@ def _state_bytes(trainer: Trainer, seq_len: int) -> int | None:
     return total if layers else None
 
 
-def _drawn(values: Sequence[float | None]) -> list[float | None]:
-    """Four digits are enough to draw, and a third of a record's size."""
-    return [None if value is None else float(f"{value:.4g}") for value in values]
+def _rounded(values: Sequence[float | None], digits: int = 4) -> list[float | None]:
+    """A few digits are enough to draw, and a third of a record's size."""
+    return [None if value is None else float(f"{value:.{digits}g}") for value in values]
 
 
 def _without_branches(trainer: Trainer) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import lzma
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +28,7 @@ from bench.records.record import Record, RecordError
 SUFFIXES = (".xz", ".gz", "")
 SAMPLES = re.compile(rf"({RECORD.pattern})(\.xz|\.gz)?")
 # Lists with more numbers than this go to the second file; the first file's lines are shorter than the width.
-READABLE, WIDTH = 32, 120
+READABLE, WIDTH = 8, 120
 # Squares of larger numbers may overflow.
 LARGEST_NUMBER = 1e150
 # A key in the second file, beside the measurements; no benchmark uses it.
@@ -251,8 +252,12 @@ def _joined(short: Any, long: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _count(value: Any) -> int:
-    return sum(map(_count, value)) if isinstance(value, list) else 1
+def _count(value: Any) -> float:
+    """How many numbers a list holds; minus infinity if it holds text, which stays where people read it."""
+    if isinstance(value, str):
+        return -math.inf
+    inside = value if isinstance(value, list) else value.values() if isinstance(value, dict) else None
+    return 1 if inside is None else sum(map(_count, inside))
 
 
 def _to_json(node: Any) -> bytes:

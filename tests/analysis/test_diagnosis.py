@@ -89,7 +89,7 @@ def test_verdicts_are_corrected_for_all_comparisons_of_a_task_and_length():
     by_series, table = losses(data), control_comparisons(tidy(records))
     found = [compared(by_series[row["attention"]], by_series[row["against"]]) for row in table.to_dict("records")]
     ps = [one.p for one in found]
-    assert table["p"].tolist() == pytest.approx(corrected(ps))
+    assert table["p (Holm)"].tolist() == pytest.approx(corrected(ps))
     assert table["verdict"].tolist() == [verdict(one, p) for one, p in zip(found, corrected(ps), strict=True)]
     assert table["verdict"].tolist() != [verdict(one, p) for one, p in zip(found, ps, strict=True)]
 

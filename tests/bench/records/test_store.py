@@ -46,6 +46,20 @@ def test_a_record_reads_on_a_screen_and_long_lists_have_a_file_of_their_own(tmp_
     assert not Store(tmp_path).samples_file(Store(tmp_path).write(at_the_limit).name).exists()
 
 
+def test_lists_with_text_are_read_where_they_are(tmp_path):
+    """However long: a person reads them, and they are part of what a record must have."""
+    texts, evaluations = (
+        [f"flash {n} ms" for n in range(2 * READABLE)],
+        [{"step": n, "loss": 1.5} for n in range(READABLE)],
+    )
+    summary = {**SUMMARY, "headline": texts, "metrics": [{"metric": text, "value": 1.0} for text in texts]}
+    source = changed(measurements={"validation": evaluations}, summary=summary)
+    store = Store(tmp_path)
+    read = json.loads(store.write(source).read_text())
+    assert read["summary"] == summary and store.load() == [source]
+    assert read["measurements"] == {"validation": f"{2 * READABLE} numbers, in samples/"}
+
+
 def test_a_list_that_the_summary_repeats_is_written_once(tmp_path):
     other = [*LONG["norms"], 1.0]
     source = changed(measurements=LONG, summary={**SUMMARY, "raw": {"3": LONG["curve"]["loss"], "4": other}})
