@@ -35,6 +35,7 @@ def figure2(frame: pd.DataFrame) -> Picture:
     data = within(data, [key for key, _ in panels(quiet)])
     said = controls.notes(data)
     keys = [*PANEL, "series"]
+    said.append(_untimed(data.loc[data["status"] == "ok", keys].drop_duplicates(), quiet[keys].drop_duplicates()))
     data = data.merge(quiet[keys].drop_duplicates(), on=keys)
     properties, groups = style.of_series(data), panels(data[data["status"] == "ok"])
     drawn, axes = layout.grid(len(groups))
@@ -48,6 +49,14 @@ def figure2(frame: pd.DataFrame) -> Picture:
         panel.set_xlabel("training time (s)")
         marks.value_axis(panel.yaxis, "validation loss (nats)")
     return layout.finish(drawn, properties, *said, _TIME, *notes, captions.conditions(data))
+
+
+def _untimed(trained: pd.DataFrame, quiet: pd.DataFrame) -> str:
+    """A sentence that names what has no line, since no seed had its core for itself; empty if there is none."""
+    both = trained.merge(quiet, how="left", indicator=True)
+    missing = both[both["_merge"] == "left_only"].groupby(PANEL)["series"].agg(", ".join)
+    words = [f"{kind}, n = {n:,} ({names})" for (kind, n), names in missing.items()]
+    return f"Without a line, since no seed had a core for itself: {'; '.join(words)}." if words else ""
 
 
 @layout.styled()
@@ -65,9 +74,10 @@ def figure3(frame: pd.DataFrame) -> Picture:
     own = cells[(cells["inputs"] == TASK) & (cells["mechanism"] == "skeinformer")]
     own = _richest(own, ["seq_len", "hyperparameters", "settings"], ["rate", "batch_size"])
     own = own[own.groupby("batch_size")["rate"].transform("nunique") > 1]
+    same = ["inputs", "seq_len", "batch_size", "rate", "settings"]
     sized = cells[cells["features"].notna()]
-    sized = _richest(sized, ["inputs", "seq_len", "batch_size", "rate", "settings"], ["series", "features"])
-    sized = sized[sized.groupby("series")["features"].transform("nunique") > 1]
+    sized = sized[sized.groupby([*same, "series"])["features"].transform("nunique") > 1]
+    sized = _richest(sized, same, ["series", "features"])
     if own.empty and sized.empty:
         raise MissingRecords(f"{NEEDS} at several learning rates (skeinformer, {TASK}), or of several sizes d")
     drawn, axes = layout.panels(1, 3, share_y=False)

@@ -218,7 +218,10 @@ def test_figure_2_has_losses_over_quiet_seconds():
     assert set(lines) == set(ACCURACIES)
     np.testing.assert_allclose(lines["flash"].get_xdata(), np.arange(1, 5) * 10 * 1.0)
     np.testing.assert_allclose(lines["flash"].get_ydata(), 0.7 - 0.08 * np.arange(1, 5))
-    assert caption(figure).startswith("Not diagnostic here")
+    assert caption(figure).startswith("Not diagnostic here") and "Without a line" not in caption(figure)
+    others = {name: accuracy for name, accuracy in ACCURACIES.items() if name != "flash"}
+    lacking = lra.figure2(tidy([*cells(others, seeds=3), *(cell("flash", seed, 0.8, busy=0.9) for seed in range(3))]))
+    assert "Without a line, since no seed had a core for itself: text, n = 256 (flash)." in caption(lacking)
     with pytest.raises(MissingRecords, match="on cores that nothing else used"):
         lra.figure2(tidy([cell("flash", 0, 0.8, busy=0.9)]))
     resumed = cell("flash", 0, 0.8)
@@ -235,6 +238,12 @@ def test_figure_3_has_rates_by_batch_and_sizes():
     assert rates == [(0.001, 0.003), (0.001, 0.003)], "batches of 8 and 32, not the usual one"
     ((x, y, _),) = curves(size).values()
     assert list(x) == [8, 32, 128] and y == pytest.approx([70.8, 78, 82.8], abs=1)
+    one_each = [
+        cell(f"{name} num_features=32", 0, 0.5, given={"name": name, "num_features": 32}, **LISTOPS)
+        for name in ("skeinformer", "performer", "informer", "linformer")
+    ]
+    ((x, _, _),) = curves(lra.figure3(tidy([*arena(3), *one_each])).axes[2]).values()
+    assert list(x) == [8, 32, 128], "a task with many mechanisms of one size each says nothing about sizes"
 
 
 # --- captions of two tasks

@@ -160,13 +160,19 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
 
 def _arena(data: pd.DataFrame) -> list[str]:
     """A line on the tasks of Long Range Arena: the training data of each, and whether the task is diagnostic."""
-    said = [
-        f"{task}, n = {n:,}, {rows['source'].dropna().iloc[0]}: **{one.word}** ({one.sentence})"
+    found = {
+        f"{task}, n = {n:,}, {rows['source'].dropna().iloc[0]}": diagnose(rows)
         for (task, n), rows in panels(data)
-        if task.startswith(TASKS) and (one := diagnose(rows))
-    ]
+        if task.startswith(TASKS)
+    }
+    if not found:
+        return []
+    blind = sum(not one.is_diagnostic for one in found.values())
+    said = [f"{task}{', **diagnostic**' if one.is_diagnostic else ''} ({one.sentence})" for task, one in found.items()]
     table = "[Long Range Arena](results/quality/tables/skeinformer_table1.md)"
-    return [f"- {table}: {'; '.join(said)}."] if said else []
+    return [
+        f"- {table}, trained on a laptop, is **not diagnostic** in {blind} of {len(said)} tasks: {'; '.join(said)}."
+    ]
 
 
 def _earned(one: Attribution) -> str:
