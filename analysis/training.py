@@ -151,6 +151,9 @@ def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     rows = with_settings(rows, {"rate": ("training", "learning_rate"), "layers": ("model", "layers")})
     settings = [json.loads(text) for text in rows["settings"]]
     tasks = [_part({"task": each.pop("task", None)}, "task") for each in settings]
+    for each, task in zip(settings, tasks, strict=True):
+        if "mask" in task:  # an option of the protocol, like those of `training`: the task is the same
+            each["mask"] = task.pop("mask")
     rate = pd.to_numeric(rows["rate"], errors="coerce")
     return rows.assign(rate=rate, settings=_json(settings), task=_json(tasks), kind=_kinds(rows, tasks))
 

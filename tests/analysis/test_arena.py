@@ -72,6 +72,15 @@ def test_a_record_from_before_the_options_is_as_one_that_was_trained_without_the
     assert tidy([old, cell("flash", 0, 0.7)])["settings"].nunique() == 2
 
 
+def test_black_pixels_as_padding_are_an_option_and_no_other_task():
+    usual = [*cells({name: 0.7 for name in ACCURACIES}, task="image", n=256, mask="all")]
+    option = cells({"flash": 0.9}, task="image", n=256, mask="nonzero")
+    data, _ = trained_cells(tidy([*usual, *option]))
+    assert set(data["kind"]) == {"image"} and data.loc[data["series"] == "flash", "cell_id"].nunique() == 5
+    flash = data[(data["series"] == "flash") & (data["metric"] == "accuracy")]
+    assert flash["value"].mean() == pytest.approx(0.7, abs=0.01)
+
+
 def test_units_without_examples_at_the_end_change_no_accuracy():
     """A seed may have fewer units: those whose examples it did not draw."""
     records = cells({"flash": 0.8, "local": 0.7})
