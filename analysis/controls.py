@@ -97,7 +97,7 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
         pair = [f"{each}, {_right(by_series[each])}" if of_classes else each for each in (positive, name)]
         sentence = f"{pair[0]} against {pair[1]}: {said(one, of_classes)}"
         is_better = one.interval()[1] < -POINTS if of_classes else verdict(one, one.p) == BETTER
-        found.append((is_better, -one.value, sentence))
+        found.append((bool(is_better), -one.value, sentence))
     is_diagnostic, _, sentence = min(found)
     return Diagnosis(is_diagnostic, sentence, positive, negative)
 
@@ -195,15 +195,15 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, obje
         needed = one.seeds_needed(len(known)) if verdict(one, p) == UNDECIDED else None
         table.append(
             dict(zip(("task", "n"), key, strict=True))
+            | {"attention": name, "against": anchor, "difference (nats)": one.value}
             | {
-                "attention": name,
-                "against": anchor,
-                "difference (nats)": one.value,
                 "low": low,
                 "high": high,
                 "p (Holm)": p,
+                "seeds": one.seeds,
+                "units": one.units,
+                "verdict": verdict(one, p) if found.is_diagnostic else BLIND,
             }
-            | {"seeds": one.seeds, "units": one.units, "verdict": verdict(one, p) if found.is_diagnostic else BLIND}
             | {"seeds needed": needed, "hours needed": needed and needed * (hours[name] + hours[anchor])}
         )
     return table

@@ -20,6 +20,8 @@ BUSY = 0.05
 """If other processes ran on its cores for a larger share of the time, a training's times are ignored."""
 BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
 """The benchmarks that time training steps, with words for how."""
+TASK_OPTIONS = ("mask",)
+"""Settings of a task that are options of the protocol, like those of `training`: the task is the same."""
 
 
 def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
@@ -152,8 +154,7 @@ def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     settings = [json.loads(text) for text in rows["settings"]]
     tasks = [_part({"task": each.pop("task", None)}, "task") for each in settings]
     for each, task in zip(settings, tasks, strict=True):
-        if "mask" in task:  # an option of the protocol, like those of `training`: the task is the same
-            each["mask"] = task.pop("mask")
+        each |= {key: task.pop(key) for key in TASK_OPTIONS if key in task}
     rate = pd.to_numeric(rows["rate"], errors="coerce")
     return rows.assign(rate=rate, settings=_json(settings), task=_json(tasks), kind=_kinds(rows, tasks))
 

@@ -12,7 +12,7 @@ from analysis.frame import LATER
 from analysis.paired import Array, Difference, corrected, difference, verdict
 from analysis.published import published
 from analysis.selection import MissingRecords, disturbance, unless_quiet
-from analysis.training import panels, timed, trained_cells
+from analysis.training import TASK_OPTIONS, panels, timed, trained_cells
 
 LENGTHS = {"text": 4096, "listops": 2048, "retrieval": 4096, "pathfinder": 1024, "image": 1024}
 """Of the paper's examples, in tokens."""
@@ -22,7 +22,7 @@ STAND_IN = "stand-in"
 SAME = {"flash": "softmax"}
 """Our names of mechanisms that the paper lists under another name."""
 PAPERS = {"accuracy": "Skeinformer (%)", "minutes_per_1000_steps": "Skeinformer, minutes per 1,000 steps"}
-OPTIONS = {"training": None, "model": ("dropout", "pooling"), "task": ("mask",)}
+OPTIONS = {"training": None, "model": ("dropout", "pooling"), "task": TASK_OPTIONS}
 """Settings that belong to the protocol, by group; None: all settings of the group."""
 NO_OPTIONS = ("learning_rate",)
 NEEDS = f"needs an ok record of bench=train with task={' or '.join(TASKS)}"

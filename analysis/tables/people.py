@@ -242,7 +242,7 @@ VIEWS: dict[str, View] = {
         _arena,
         "Long Range Arena: test examples that are right, in percent, with 95 % intervals over seeds and groups of test "
         "examples. Numbers of a stand-in or another length compare with none of Skeinformer's, which are of the data "
-        "in their first row.",
+        "in their first row. The CSV has times, too.",
     ),
     "settings": View(
         says="Exact softmax over the whole context against the best control, over the same seeds: below 0 nats, "

@@ -89,12 +89,12 @@ class Train(Benchmark):
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
         """Loss of each step, norm of the gradients and learning rate of some; what each evaluation found."""
         every = dict.fromkeys(measurements["curve"], measurements.get("logged_every", 1)) | {"train_loss": 1}
-        logged = {
+        steps = {
             name: [Point(number * every[name], value) for number, value in enumerate(values, 1)]
             for name, values in measurements["curve"].items()
         }
         found = measurements["validation"]
-        return logged | {f"validation_{name}": [Point(one["step"], one[name]) for one in found] for name in VALIDATED}
+        return steps | {f"validation_{name}": [Point(one["step"], one[name]) for one in found] for name in VALIDATED}
 
     def _train(self, context: CellContext, trainer: Trainer, keep: Path | None) -> None:
         settings, first = trainer.settings, trainer.step

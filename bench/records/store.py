@@ -26,8 +26,6 @@ from bench.records.record import Record, RecordError
 
 # How samples are compressed: xz needs a quarter less than gzip; version 0.1 did not compress.
 SUFFIXES = (".xz", ".gz", "")
-TEXT = [{"id": lzma.FILTER_LZMA2, "preset": 6, "pb": 0, "lc": 4, "lp": 0}]
-"""For bytes of text, as the manual of xz advises."""
 SAMPLES = re.compile(rf"({RECORD.pattern})(\.xz|\.gz)?")
 # Lists with more numbers than this go to the second file; the first file's lines are shorter than the width.
 READABLE, WIDTH = 8, 120
@@ -69,7 +67,7 @@ class Store:
         with self._locked(exclusively=False):
             if samples is not None:
                 # Samples first, so that a kill between the two leaves no record without its samples.
-                write_atomically(self.samples_dir / f"{name}.xz", lzma.compress(samples, filters=TEXT))
+                write_atomically(self.samples_dir / f"{name}.xz", lzma.compress(samples))
             write_atomically(self.records_dir / name, data)
         return self.records_dir / name
 

@@ -48,10 +48,8 @@ def test_a_record_reads_on_a_screen_and_long_lists_have_a_file_of_their_own(tmp_
 
 def test_lists_with_text_are_read_where_they_are(tmp_path):
     """However long: a person reads them, and they are part of what a record must have."""
-    texts, evaluations = (
-        [f"flash {n} ms" for n in range(2 * READABLE)],
-        [{"step": n, "loss": 1.5} for n in range(READABLE)],
-    )
+    texts = [f"flash {n} ms" for n in range(2 * READABLE)]
+    evaluations = [{"step": n, "loss": 1.5} for n in range(READABLE)]
     summary = {**SUMMARY, "headline": texts, "metrics": [{"metric": text, "value": 1.0} for text in texts]}
     source = changed(measurements={"validation": evaluations}, summary=summary)
     store = Store(tmp_path)
