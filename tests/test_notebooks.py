@@ -8,7 +8,7 @@ import pytest
 
 from analysis.registry import FIGURES
 from tools.pages.notebook_page import page, pictures
-from tools.pages.notebooks import FOLDER, MEASURED, RESULTS, ROOT, kept, of_records, run
+from tools.pages.notebooks import FOLDER, MEASURED, RESULTS, ROOT, kept, of_results, run
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST = 1.5e6  # bytes of all pictures
@@ -56,7 +56,7 @@ def test_a_notebook_is_stored_with_what_it_shows_and_nothing_of_the_run(path):
     assert notebook.metadata == {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
-        "records": of_records(),
+        "results": of_results(),
     }, AGAIN
     assert [cell.execution_count for cell in code(notebook)] == [*range(1, len(code(notebook)) + 1)], AGAIN
     assert number_of_pictures(notebook) and all(cell.metadata.keys() <= {"tags"} for cell in notebook.cells)

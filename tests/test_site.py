@@ -60,6 +60,15 @@ def test_every_picture_of_a_page_exists(path):
     assert pictures or name_of(path) not in ("index", "gallery", "tutorials/read_a_figure")
 
 
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=name_of)
+def test_every_file_that_a_page_links_exists_and_sphinx_can_serve_it(path):
+    for link in re.findall(r"(?<!!)\]\(((?!https?:|#)[^)#\s]+)", filled(path.read_text(), name_of(path))):
+        target = (path.parent / link).resolve()
+        assert target.exists(), link
+        # Sphinx takes Markdown for a page of its own.
+        assert target.suffix != ".md" or target.is_relative_to(DOCS), link
+
+
 def defined(body, before=""):
     """The names that statements define, those of classes' members with the class: `Store.write`."""
     for node in body:

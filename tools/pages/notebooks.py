@@ -26,10 +26,14 @@ LONGEST = 600
 """Timeout of a cell in seconds."""
 
 
-def of_records(results: Sequence[Path] = RESULTS) -> str:
-    """A hash of the records of these folders; records contain the hashes of their samples."""
+def of_results(results: Sequence[Path] = RESULTS) -> str:
+    """A hash of the records and tables of these folders: of what notebooks read, and of how our code shows it.
+
+    Records contain the hashes of their samples.
+    """
     records = [Store(folder).records_dir / name for folder in results for name in Store(folder).names()]
-    return hashlib.sha256(b"".join(record.read_bytes() for record in records)).hexdigest()
+    tables = [table for folder in results for table in sorted((folder / "tables").glob("*.md"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in [*records, *tables])).hexdigest()
 
 
 def run(path: Path, results: Sequence[Path] = (), folder: Path = FOLDER) -> NotebookNode:
@@ -76,7 +80,7 @@ def main(names: Sequence[str]) -> None:
     for path in [FOLDER / f"{name}.ipynb" for name in names] or sorted(FOLDER.glob("*.ipynb")):
         new = run(path, RESULTS)
         notebook = new if names else kept(new, nbformat.read(path, as_version=4))
-        notebook.metadata["records"] = of_records()
+        notebook.metadata["results"] = of_results()
         write_atomically(path, f"{nbformat.writes(notebook)}\n".encode())
         print(path.relative_to(ROOT), flush=True)
 
