@@ -9,8 +9,9 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from bench.common.errors import one_line
+from bench.execution.dry_run import dry_run
 from bench.execution.ranks import follows
-from bench.execution.sweep import Sweep, dry_run, exit_code, plan, require_any_supported, run_sweep
+from bench.execution.sweep import Sweep, exit_code, plan, require_any_supported, run_sweep
 from bench.plan import executors
 from bench.plan.compose import compose_jobs, expand, grid_choices
 from bench.plan.load import Loader, explained

@@ -5,14 +5,13 @@ import dataclasses
 import hashlib
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import tasks
-from bench.common.errors import ConfigError, bounded
+from bench.common.errors import ConfigError
 from bench.execution import executors, ranks
 from bench.execution.device_locks import lock_folder
 from bench.execution.forkserver import forks
@@ -28,15 +27,12 @@ from bench.plan.executors import Cells, Executor
 from bench.plan.sources import Source
 from bench.records import plans
 from bench.records.disk import read_file, write_atomically
-from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest
 from bench.records.summary import Results
 
 # Settings of the sweep rather than of its cells: all cells must have the same value.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")
-# Most lines of a dry run; cells with the same title and time, which differ in the seed, say, share a line.
-MOST = 50
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ def run_sweep(
     check_folder(sweep.settings.results_dir)
     forks()
     store = Results(sweep.settings.results_dir)
-    attempts = _attempts(store, sweep)
+    attempts = attempts_of(store, sweep)
     todo, before = pending(store, sweep, attempts)
     ranks.require_joint(todo, sweep.executor.name)
     executors.require_usable(sweep.executor, todo)
@@ -138,46 +134,8 @@ def run_sweep(
         executors.run(sweep.executor, runner, todo, bar)
     if sweep.settings.rerun == "all":
         _measured_before(store, sweep).unlink(missing_ok=True)
-    standing = latest(_attempts(store, sweep) if todo else attempts)
+    standing = latest(attempts_of(store, sweep) if todo else attempts)
     return [standing[cell.cell_id] for cell in sweep.cells]
-
-
-def dry_run(sweep: Sweep) -> str:
-    """`dry_run=true`: lists the cells to measure and the time that they may take; measures and writes nothing."""
-    store = Results(sweep.settings.results_dir)
-    missing, _ = pending(store, sweep, _attempts(store, sweep))
-    missing = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
-    durations = Durations((record.config, record.duration_s) for record in store.load() if record.status == "ok")
-    counts: Counter[str] = Counter()
-    known, unknown = [], []
-    for cell in missing:
-        seconds = durations.expected(cell.config, OF_SIZE)
-        # The time of the samples alone, if the benchmark sets the duration of one.
-        least = cell.config["repeats"] * float(cell.config["bench"].get("min_sample_ms") or 0.0) / 1000
-        if cell.unsupported:
-            words = f"unsupported, {cell.unsupported}"
-        elif seconds is not None:
-            words = f"about {duration(seconds)}"
-            known.append(seconds)
-        else:
-            words = f"from {duration(least)} to its timeout of {duration(cell.timeout)}"
-            unknown.append((least, cell.timeout))
-        counts[f"{cell.title}: {words}"] += 1
-    done = len(sweep.cells) - len(missing)
-    lines = [f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already, {len(missing)} to measure"]
-    lines += [f"  {f'{count} x ' if count > 1 else ''}{words}" for words, count in list(counts.items())[:MOST]]
-    if len(counts) > MOST:
-        lines.append(f"  ... and {len(counts) - MOST} kinds more")
-    lines += to_make(missing, store)
-    if known:
-        lines.append(
-            f"time: about {duration(sum(known))} for {len(known)} cells in turn, as others of their sizes took"
-        )
-    if unknown:
-        least, most = (duration(sum(bounds)) for bounds in zip(*unknown, strict=True))
-        bounds = f"from {least} (their samples alone) to {most} (their timeouts)"
-        lines.append(f"time: {bounds} for {len(unknown)} cells in turn, of whose sizes there is no record")
-    return "\n".join(map(bounded, lines))
 
 
 def to_make(cells: Sequence[Cell], store: Store) -> list[str]:
@@ -207,7 +165,8 @@ def _measured_before(store: Store, sweep: Sweep) -> Path:
     return store.root / "sweeps" / sweep.sweep_id / "measured_before"
 
 
-def _attempts(store: Store, sweep: Sweep) -> list[Record]:
+def attempts_of(store: Store, sweep: Sweep) -> list[Record]:
+    """All records of a sweep's cells, oldest first."""
     return store.of_cells(cell.cell_id for cell in sweep.cells)
 
 

@@ -23,7 +23,8 @@ FOLDER, FILE = "sweeps", "plan.json.gz"
 SCHEMA = 1
 SWEEP = re.compile("[0-9a-f]{16}")
 # The keys that cells of the same size share, and how many levels of `Durations.expected` require it.
-SIZES = ("seq_len", "batch_size", "num_heads", "head_dim")
+SIZES = ("device", "seq_len", "batch_size", "num_heads", "head_dim")
+OF_PARTS = (("model", "name"), ("task", "name"), ("training", "steps"))
 OF_SIZE = 2
 
 
@@ -110,7 +111,8 @@ class Durations:
 
 def _alike(config: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     bench, label = config["bench"]["name"], config["label"]
-    sizes = (*(config.get(key) for key in SIZES), *((config.get(part) or {}).get("name") for part in ("model", "task")))
+    parts = ((config.get(part) or {}).get(key) for part, key in OF_PARTS)
+    sizes = (*(config.get(key) for key in SIZES), *parts)
     yield from ((bench, label, sizes), (bench, sizes), (bench, label), (bench,), ())
 
 

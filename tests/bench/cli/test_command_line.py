@@ -9,7 +9,7 @@ from synthetic_records import config, record
 import attention_zoo
 from bench import api
 from bench.cli import main as app
-from bench.execution.sweep import dry_run
+from bench.execution.dry_run import dry_run
 from bench.plan.load import Loader
 from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.store import Store
@@ -34,6 +34,8 @@ def test_cells_take_as_long_as_those_that_have_the_most_in_common():
     durations = Durations([(cell("flash", 64), 1.0), (cell("flash", 64), 3.0), (cell("v_mean", 64), 8.0)])
     assert durations.expected(cell("flash", 64), OF_SIZE) == 2.0
     assert durations.expected(cell("informer", 64), OF_SIZE) == 4.0
+    longer, on_gpu = {**cell("flash", 64), "training": {"steps": 5}}, {**cell("flash", 64), "device": "cuda"}
+    assert durations.expected(longer, OF_SIZE) is durations.expected(on_gpu, OF_SIZE) is None
     assert durations.expected(cell("flash", 128), OF_SIZE) is durations.expected(cell("flash", 64, 4), OF_SIZE) is None
     assert durations.expected(cell("flash", 128)) == 2.0
     assert durations.expected(config("flash", {"name": "flops"}, 64)) == 4.0
@@ -59,6 +61,10 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     assert "4 cells, 1 done already, 3 to measure" in again and "latency flash n=32" not in again
     assert "latency linear n=32: about 7 s" in again and "about 7 s for 1 cells" in again
     assert "2 cells in turn, of whose sizes there is no record" in again
+    elsewhere = planned("results_dir=other", *given[1:], "attention=flash,linear", "seq_len=32,64")
+    published = dry_run(elsewhere, tmp_path)  # as if this folder had come with the code
+    assert "latency flash n=32: about 7 s" in published and "time: about 14 s" in published
+    assert f"for 2 cells in turn, as others of their sizes took on the machine of {tmp_path.name}/" in published
 
 
 def test_a_dry_run_says_what_is_drawn_once_before_the_first_step(tmp_path):

@@ -1,0 +1,75 @@
+"""`dry_run=true`: what a sweep would measure, and how long that may take."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench.common.errors import bounded
+from bench.execution.precheck import check_cells
+from bench.execution.sweep import Sweep, attempts_of, pending, to_make
+from bench.plan.cell import Cell
+from bench.records.plans import OF_SIZE, Durations, duration
+from bench.records.store import Store
+
+PUBLISHED = Path(__file__).parents[2] / "results"
+"""The records that a clone comes with, of another machine; an installed package has none."""
+# Most lines of cells; those with the same title and time, which differ in the seed, say, share a line.
+MOST = 50
+
+
+def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> str:
+    """List the cells to measure and the time that they may take; measure and write nothing.
+
+    A cell takes as long as cells of its size took: those of the sweep's own folder, else those of `published`.
+    """
+    store = Store(sweep.settings.results_dir)
+    missing, _ = pending(store, sweep, attempts_of(store, sweep))
+    cells = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
+    todo = [cell for cell in cells if not cell.unsupported]
+    here = _expected(todo, [store])
+    others = [cell for cell in todo if cell.cell_id not in here]
+    there = _expected(others, [Store(folder) for folder in sorted(published.glob("*/")) if others])
+    unknown = [cell for cell in others if cell.cell_id not in there]
+    done = len(sweep.cells) - len(cells)
+    lines = [f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already, {len(cells)} to measure"]
+    lines += _counted(f"{cell.title}: {_words(cell, here, there)}" for cell in cells)
+    lines += to_make(cells, store)
+    for expected, machine in ((here, ""), (there, f" on the machine of {published.name}/")):
+        if expected:
+            took = f"about {duration(sum(expected.values()))} for {len(expected)} cells in turn"
+            lines.append(f"time: {took}, as others of their sizes took{machine}")
+    if unknown:
+        least, most = duration(sum(map(_least, unknown))), duration(sum(cell.timeout for cell in unknown))
+        bounds = f"from {least} (their samples alone) to {most} (their timeouts)"
+        lines.append(f"time: {bounds} for {len(unknown)} cells in turn, of whose sizes there is no record")
+    return "\n".join(map(bounded, lines))
+
+
+def _expected(cells: Sequence[Cell], stores: Iterable[Store]) -> dict[str, float]:
+    """The expected seconds of those cells, by their ids, of whose sizes the stores have records."""
+    durations = Durations(
+        (record.config, record.duration_s) for store in stores for record in store.load() if record.status == "ok"
+    )
+    expected = {cell.cell_id: durations.expected(cell.config, OF_SIZE) for cell in cells}
+    return {cell_id: seconds for cell_id, seconds in expected.items() if seconds is not None}
+
+
+def _words(cell: Cell, here: dict[str, float], there: dict[str, float]) -> str:
+    if cell.unsupported:
+        return f"unsupported, {cell.unsupported}"
+    seconds = here.get(cell.cell_id, there.get(cell.cell_id))
+    if seconds is None:
+        return f"from {duration(_least(cell))} to its timeout of {duration(cell.timeout)}"
+    return f"about {duration(seconds)}"
+
+
+def _least(cell: Cell) -> float:
+    """The seconds of the samples alone, if the benchmark sets the duration of one."""
+    return cell.config["repeats"] * float(cell.config["bench"].get("min_sample_ms") or 0.0) / 1000
+
+
+def _counted(lines: Iterable[str]) -> list[str]:
+    """Each line once, with how often it came; at most `MOST`."""
+    counts = Counter(lines)
+    counted = [f"  {f'{count} x ' if count > 1 else ''}{line}" for line, count in counts.items()]
+    return counted if len(counted) <= MOST else [*counted[:MOST], f"  ... and {len(counts) - MOST} kinds more"]
