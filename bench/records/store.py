@@ -168,6 +168,9 @@ def latest(records: Iterable[Record]) -> dict[str, Record]:
 def encode(record: Record) -> tuple[bytes, bytes | None]:
     """The record's file and, for long lists, the file of samples (or None); strict JSON without NaN and Infinity."""
     (short, long), (summary, raw) = _split(record.measurements), _split(record.summary)
+    if long and "metrics" in summary:
+        # People read the headline, programs the metrics.
+        summary["metrics"], raw["metrics"] = "in samples/", summary["metrics"]
     fields = dataclasses.asdict(record) | {"measurements": short, "summary": summary}
     long |= {_SUMMARY: _once(raw, {json.dumps(values): place for place, values in _lists(long)})} if raw else {}
     if not long:

@@ -50,12 +50,21 @@ def test_lists_with_text_are_read_where_they_are(tmp_path):
     """However long: a person reads them, and they are part of what a record must have."""
     texts = [f"flash {n} ms" for n in range(2 * READABLE)]
     evaluations = [{"step": n, "loss": 1.5} for n in range(READABLE)]
-    summary = {**SUMMARY, "headline": texts, "metrics": [{"metric": text, "value": 1.0} for text in texts]}
+    summary = {**SUMMARY, "headline": texts}
     source = changed(measurements={"validation": evaluations}, summary=summary)
     store = Store(tmp_path)
     read = json.loads(store.write(source).read_text())
-    assert read["summary"] == summary and store.load() == [source]
+    assert read["summary"]["headline"] == texts and store.load() == [source]
     assert read["measurements"] == {"validation": f"{2 * READABLE} numbers, in samples/"}
+
+
+def test_metrics_are_beside_the_samples_that_they_come_from(tmp_path):
+    metrics = [{"metric": "loss", "value": 1.5, "unit": "nats"}]
+    for number, (measured, written) in enumerate([(LONG, "in samples/"), ({"loss": 1.5}, metrics)]):
+        source = changed(measurements=measured, summary={**SUMMARY, "metrics": metrics})
+        store = Store(tmp_path / str(number))
+        assert json.loads(store.write(source).read_text())["summary"] == {**SUMMARY, "metrics": written}
+        assert store.load() == [source]
 
 
 def test_a_list_that_the_summary_repeats_is_written_once(tmp_path):
@@ -64,7 +73,7 @@ def test_a_list_that_the_summary_repeats_is_written_once(tmp_path):
     store = Store(tmp_path)
     path = store.write(source)
     samples = json.loads(lzma.decompress((tmp_path / "samples" / f"{path.name}.xz").read_bytes()))
-    assert [*samples.values()][-1] == {"raw": {"3": "curve/loss", "4": other}}
+    assert [*samples.values()][-1] == {"raw": {"3": "curve/loss", "4": other}, "metrics": []}
     assert store.load() == [source]
 
 
