@@ -21,10 +21,11 @@ AVERAGING = "v_mean"
 
 
 class Answer(NamedTuple):
-    """The results of one mechanism under one mask; NaN or None where nothing was measured."""
+    """The results of one mechanism under one mask, in one dtype; NaN or None where nothing was measured."""
 
     attention: str
     causal: bool
+    dtype: str
     from_n: float
     """The length from which the forward pass stays faster (upper end of its interval); inf if it never does."""
     is_first: bool
@@ -51,15 +52,13 @@ class Answer(NamedTuple):
 
 
 def answers(frame: pd.DataFrame) -> list[Answer]:
-    """One answer per mechanism that was compared with exact softmax in interleaved rounds (bench=compare, float32)."""
+    """One answer per mechanism, mask and dtype compared with exact softmax in interleaved rounds (bench=compare)."""
     speeds, softmax = crossover.table(frame), set(frame.loc[exact_softmax(frame), "attention"])
-    speeds = speeds[(speeds["dtype"] == "float32") & ~speeds["attention"].isin(softmax)]
+    speeds = speeds[~speeds["attention"].isin(softmax)]
     if speeds.empty:
-        raise MissingRecords(
-            "needs an ok record of bench=compare with an exact softmax and another mechanism in float32"
-        )
+        raise MissingRecords("needs an ok record of bench=compare with an exact softmax and another mechanism")
     found = []
-    for (causal, name), rows in speeds.groupby(["causal", "attention"]):
+    for (dtype, causal, name), rows in speeds.groupby(["dtype", "causal", "attention"]):
         forward, training = (
             rows[rows["pass"] == which].sort_values("seq_len") for which in ("forward", "forward_backward")
         )
@@ -67,7 +66,8 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
             continue
         last, n = forward.iloc[-1], int(forward["seq_len"].iloc[-1])
         from_n, is_first = _from(forward)
-        of_memory = [_memory(frame, str(name), bool(causal), n, which) for which in ("forward", "forward_backward")]
+        of_dtype = frame[frame["dtype"] == dtype]
+        of_memory = [_memory(of_dtype, str(name), bool(causal), n, which) for which in ("forward", "forward_backward")]
         errors = _errors(frame, str(name), bool(causal)) or (math.nan, None, None)
         trained = (
             (float(training["seq_len"].iloc[-1]), _numbers(training.iloc[-1])) if len(training) else (math.nan, None)
@@ -76,6 +76,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
             Answer(
                 attention=str(name),
                 causal=bool(causal),
+                dtype=str(dtype),
                 from_n=from_n,
                 is_first=is_first,
                 n=n,
@@ -92,7 +93,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 disturbed=_disturbed(rows),
             )
         )
-    return sorted(found, key=lambda one: (one.causal, one.from_n, one.attention))
+    return sorted(found, key=lambda one: (one.dtype != "float32", one.dtype, one.causal, one.from_n, one.attention))
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -101,7 +102,8 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     `from n`: from this length on the forward pass stays faster (upper end of the 95 % interval, rounded up to two
     digits). `forward` and `training`: how many times as fast as the best exact softmax in the same rounds, with 95 %
     intervals, at `n`. `memory`: peak bytes, divided by those of the exact softmax that needs least. `error`: on a
-    trained model's inputs, relative to exact softmax; `of averaging` is the same for the mean of the values.
+    trained model's inputs, relative to exact softmax, in any dtype; `of averaging` is the same for the mean of the
+    values.
     Polynomial and linear attention do not approximate softmax.
     """
     return unless_quiet(lines(answers(frame)))
@@ -132,6 +134,7 @@ def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.D
         {
             "attention": one.attention,
             "mask": mask(one.causal),
+            "dtype": one.dtype,
             "from n": said_length(one),
             "n": one.n,
             "forward": speed(one.forward) + at("forward", one),
@@ -145,13 +148,22 @@ def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.D
         for one in found
     ]
     table = pd.DataFrame(rows)
+    if table["dtype"].nunique() == 1:
+        table = table.drop(columns="dtype")
     return table.loc[:, ~(table == UNKNOWN).all()]
 
 
 def sentences(found: list[Answer]) -> list[str]:
-    """Advice for each mask that was measured: when to keep softmax, and which other mechanism to use for what."""
+    """Advice for each mask and dtype: when to keep softmax, and which other mechanism to use for what.
+
+    Softmax is always that of the fastest dtype. Float32 is not named.
+    """
+    own: dict[str, list[Answer]] = {}
     masks = {"With a causal mask": True, "Without a mask": False}
-    own = {words: [one for one in found if one.causal == causal] for words, causal in masks.items()}
+    for dtype in dict.fromkeys(one.dtype for one in found):
+        for words, causal in masks.items():
+            those = [one for one in found if (one.dtype, one.causal) == (dtype, causal)]
+            own[words if dtype == "float32" else f"{words}, in {dtype}"] = those
     return [" ".join(_of_mask(those, words)) for words, those in own.items() if those]
 
 
@@ -229,7 +241,7 @@ def _from(rows: pd.DataFrame) -> tuple[float, bool]:
 def _memory(frame: pd.DataFrame, name: str, causal: bool, n: int, measured_pass: str) -> tuple[float, float]:
     """The longest length up to n, and there the peak memory over that of the exact softmax that needs least."""
     rows = frame[(frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)]
-    rows = rows[(rows["causal"] == causal) & (rows["seq_len"] <= n) & (rows["dtype"] == "float32")]
+    rows = rows[(rows["causal"] == causal) & (rows["seq_len"] <= n)]
     rows = newest(rows, ["attention", "seq_len", "batch_size", "num_heads", "head_dim", "features"])
     shape = ["seq_len", "batch_size", "num_heads", "head_dim"]
     least = rows[exact_softmax(rows)].groupby(shape)["value"].min()

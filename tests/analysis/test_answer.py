@@ -131,6 +131,20 @@ def test_masks_are_answered_apart(rng):
     assert causal.startswith("With a causal mask: below n = 7") and free.startswith("Without a mask: below n = 1,")
 
 
+def test_dtypes_are_answered_apart_and_named_where_there_are_several(rng):
+    both = (("float32", 1500), ("bfloat16", 700))
+    records = [timed(rng, costs(n, at), n, dtype=dtype) for n in LENGTHS for dtype, at in both]
+    records += [memory(name, 4096, causal=False, dtype="float32") for name in ("flash", "skeinformer")]
+    full, half = answer.answers(tidy(records))
+    assert (full.dtype, half.dtype) == ("float32", "bfloat16") and half.from_n < 730 < 1500 < full.from_n
+    assert full.memory_n == 4096 and math.isnan(half.memory)
+    assert list(answer.table(tidy(records))["dtype"]) == ["float32", "bfloat16"]
+    of_full, of_half = answer.sentences([full, half])
+    assert of_full.startswith("Without a mask: ") and of_half.startswith("Without a mask, in bfloat16: below n = 7")
+    alone = tidy([one for one in records if one.config["dtype"] == "bfloat16"])
+    assert answer.answers(alone) == [half] and "dtype" not in answer.table(alone)
+
+
 def test_of_disturbances_the_worst_is_said_and_what_nothing_was_measured_for_has_no_column(rng):
     records = [timed(rng, costs(n), n) for n in LENGTHS]
     causes = ("other processes: 9.5 cores", "other processes: 10.5 cores; heat", "heat")

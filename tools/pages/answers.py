@@ -19,8 +19,8 @@ def found() -> tuple[Answer, ...]:
     return tuple(answer.answers(load(readings.RESULTS / "laptop")))
 
 
-def _with(mask: str) -> list[Answer]:
-    return [one for one in found() if one.causal == MASKS[mask]]
+def _with(mask: str, dtype: str) -> list[Answer]:
+    return [one for one in found() if (one.causal, one.dtype) == (MASKS[mask], dtype)]
 
 
 def speeds(mask: str) -> str:
@@ -29,12 +29,12 @@ def speeds(mask: str) -> str:
     def link(row: re.Match[str]) -> str:
         return f"| [{row[1]}]({mechanism.page(zoo.mechanisms_of_variants()[row[1]])}) |"
 
-    return re.sub(r"^\| (\w+) \|", link, readme.costs_table(_with(mask)), flags=re.MULTILINE)
+    return re.sub(r"^\| (\w+) \|", link, readme.costs_table(_with(mask, "float32")), flags=re.MULTILINE)
 
 
-def sentence(mask: str) -> str:
-    """The advice for this mask."""
-    return " ".join(answer.sentences(_with(mask)))
+def sentence(mask: str, dtype: str = "float32") -> str:
+    """The advice for this mask and dtype."""
+    return " ".join(answer.sentences(_with(mask, dtype)))
 
 
 def memory() -> str:

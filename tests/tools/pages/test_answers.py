@@ -21,7 +21,7 @@ def table(name):
 def test_the_speeds_are_those_of_the_answer_with_a_link_to_each_page():
     for mask, words in (("causal", "causal"), ("not_causal", "not causal")):
         lines = answers.speeds(mask).splitlines()[2:]
-        rows = [row for row in table("answer") if row["mask"] == words]
+        rows = [row for row in table("answer") if (row["mask"], row["dtype"]) == (words, "float32")]
         assert len(lines) == len(rows) > 3
         for line, row in zip(lines, rows, strict=True):
             forward = row["forward"].replace(" to ", "–")
@@ -32,7 +32,7 @@ def test_the_speeds_are_those_of_the_answer_with_a_link_to_each_page():
 # Sentences of docs/choosing.md, docs/faq.md and of the pages of mechanisms.
 @pytest.fixture(scope="module")
 def found():
-    return {(one.attention, one.causal): one for one in answers.found()}
+    return {(one.attention, one.causal): one for one in answers.found() if one.dtype == "float32"}
 
 
 def test_which_are_the_fastest(found):
@@ -41,6 +41,12 @@ def test_which_are_the_fastest(found):
         for speeds in ({one.attention: one.forward for one in own}, {one.attention: one.training for one in own}):
             ranked = sorted((name for name in speeds if speeds[name]), key=lambda name: -speeds[name][0])
             assert ranked[: len(first)] == first
+
+
+def test_in_bfloat16_exact_polynomials_are_faster_than_softmax_from_some_length_on():
+    (one,) = [one for one in answers.found() if (one.attention, one.dtype) == ("polynomial_p4", "bfloat16")]
+    assert one.causal and math.isfinite(one.from_n) and one.forward[1] > 1
+    assert answers.sentence("causal", "bfloat16").startswith("With a causal mask, in bfloat16: ")
 
 
 def test_at_512_tokens_nothing_without_a_mask_is_faster_and_exact_polynomials_never_are(found):

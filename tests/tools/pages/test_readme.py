@@ -16,13 +16,13 @@ from tools.pages import readme
 def test_what_the_fastest_learned_stands_beside_softmax_and_no_attention(loss, words):
     planted = {"softmax": 1.9, "identity": 2.4, "performer": loss}
     records = [run(label, seed, of) for label, of in planted.items() for seed in range(5)]
-    said = readme._learned("performer", tidy(records))
+    said = readme.learned("performer", tidy(records))
     beside_softmax, beside_nothing = said.split("`performer` was ")[1].split(" and ")
     assert beside_softmax.startswith("as good as softmax" if loss == 1.9 else "worse than softmax")
     assert beside_nothing.startswith(f"{words} `identity`")
     difference = float(beside_nothing.split("(")[1].split(" nats")[0])
     assert difference == pytest.approx(loss - 2.4, abs=0.02)
-    assert readme._learned("flash", tidy(records)) == "What a model learns with `flash` was not measured."
+    assert readme.learned("flash", tidy(records)) == "What a model learns with `flash` was not measured."
 
 
 def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says():
