@@ -81,7 +81,8 @@ def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
     It is the label, followed by the hyperparameters and `impl` that differ between the cells of that label. With
     `apart_from_size`, all sizes d share one name.
     """
-    hyperparameters = variants(frame) if apart_from_size else [json.loads(text) for text in frame["hyperparameters"]]
+    known = {text: json.loads(text) for text in set(frame["hyperparameters"])}
+    hyperparameters = variants(frame) if apart_from_size else [known[text] for text in frame["hyperparameters"]]
     settings = [values | {"impl": impl} for values, impl in zip(hyperparameters, frame["impl"], strict=True)]
     by_label: dict[str, dict[str, set[str]]] = {}
     for label, values in zip(frame["attention"], settings, strict=True):

@@ -52,7 +52,8 @@ def _beside_attention(rows: pd.DataFrame) -> pd.DataFrame:
 
     Otherwise `settle` would drop it for its different model. Its label is the name of its model.
     """
-    settings = [json.loads(text) for text in rows["settings"]]
+    known = {text: json.loads(text) for text in set(rows["settings"])}
+    settings = [known[text] for text in rows["settings"]]
     own = pd.Series([_part(each, "model").get("name") for each in settings], rows.index) == rows["attention"]
     if not own.any() or own.all():
         return rows
@@ -149,14 +150,24 @@ def _notes(data: pd.DataFrame) -> list[str]:
 
 def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     """Move `work`, `kind`, `task`, `rate` and `layers` into columns, so that `settle` does not compare them."""
-    rows = rows.assign(work=work(rows))
-    rows = with_settings(rows, {"rate": ("training", "learning_rate"), "layers": ("model", "layers")})
-    settings = [json.loads(text) for text in rows["settings"]]
+    # A cell's rows, and often those of its seeds, share what is unpacked.
+    groups = rows.groupby(["inputs", "source", "settings"], sort=False, dropna=False).ngroup()
+    own = rows[~groups.duplicated()]
+    columns = {"rate": ("training", "learning_rate"), "layers": ("model", "layers")}
+    moved = with_settings(own, columns)
+    settings = [json.loads(text) for text in moved["settings"]]
     tasks = [_part({"task": each.pop("task", None)}, "task") for each in settings]
     for each, task in zip(settings, tasks, strict=True):
         each |= {key: task.pop(key) for key in TASK_OPTIONS if key in task}
-    rate = pd.to_numeric(rows["rate"], errors="coerce")
-    return rows.assign(rate=rate, settings=_json(settings), task=_json(tasks), kind=_kinds(rows, tasks))
+    made = {
+        "work": work(own),
+        "rate": pd.to_numeric(moved["rate"], errors="coerce"),
+        "layers": moved["layers"],
+        "settings": _json(settings),
+        "task": _json(tasks),
+        "kind": _kinds(own, tasks),
+    }
+    return rows.assign(**{name: pd.Series(values).to_numpy()[groups] for name, values in made.items()})
 
 
 def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
