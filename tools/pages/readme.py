@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis import answer, formats
 from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attributions
-from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose, losses
+from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose, error_rates, losses
 from analysis.equal_quality import lengths
 from analysis.frame import load
 from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
@@ -44,15 +44,15 @@ def page(text: str) -> str:
 
 def costs(frame: pd.DataFrame, trained: pd.DataFrame) -> str:
     """When to use which mechanism, and for each mask a table with one row for each mechanism."""
-    found = answer.answers(frame)
+    found = [one for one in answer.answers(frame) if one.dtype == "float32"]
     best = answer.fastest([one for one in found if one.causal])
-    learned = [_learned(best.attention, trained)] if best else []
-    said = "\n".join(f"- {each}" for each in [*answer.sentences(found), *learned])
+    of_models = [learned(best.attention, trained)] if best else []
+    said = "\n".join(f"- {each}" for each in [*answer.sentences(found), *of_models])
     tables = [costs_table([one for one in found if one.causal == causal]) for causal in (True, False)]
     return "\n\n".join([said, *tables])
 
 
-def _learned(name: str, frame: pd.DataFrame) -> str:
+def learned(name: str, frame: pd.DataFrame) -> str:
     """What the fastest with a causal mask learned of the text, beside softmax and no attention at all."""
     (task, n), rows = next((key, rows) for key, rows in panels(trained_cells(frame)[0]) if key[0].startswith(TASK))
     found, own = diagnose(rows), losses(rows)
@@ -99,41 +99,43 @@ def quality(frame: pd.DataFrame) -> str:
     ]
     # The shortest context, at which most mechanisms were trained.
     key = min(verdicts, key=lambda task_and_n: task_and_n[1])
-    table = formats.markdown(_table(found[key], verdicts[key], key))
+    by_token, tokens = _by_token(found[key])
+    steps = lengths(frame, data)
+    steps = steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
+    table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
+    table.insert(
+        0, f"n = {key[1]:,}", [f"`{name}`{' (control)' if own else ''}" for name, own in table.pop("control").items()]
+    )
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
-    more = [_by_kind(found[key]), earned, _steps(lengths(frame, data), key), *_recall(data, frame), *_arena(data)]
-    return "\n\n".join(["\n".join(said), table, "\n".join(more)])
+    more = [tokens, _equal(steps, key[1]), earned, *_recall(data, frame), *_arena(data)]
+    return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
 
 
-def _by_kind(data: pd.DataFrame) -> str:
-    """A sentence: differences of mechanisms (without controls) to the best control, by kind of token."""
+def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """For each series its difference to the best control by what a token is, and a sentence on these columns."""
     kinds = by_kind(data)
-    kinds = kinds[~kinds["series"].isin(set(data.loc[data["control"].astype(bool), "series"]))]
-    place = kinds["token"].map(lambda token: "near" if "below" in token else "far" if "recalled" in token else "other")
+    place = kinds["token"].map(lambda token: "near" if "below" in token else "far" if "recalled" in token else "others")
     parts = kinds.assign(part=kinds["value"] * kinds["share"]).groupby(["series", place])[["part", "share"]].sum()
-    means = (parts["part"] / parts["share"]).unstack().sort_values("far")
+    means = (parts["part"] / parts["share"]).unstack()[["far", "near", "others"]]
     share = 100 * parts["share"].groupby(level=1).first()
-    words = {
-        "far": "repeat a rare pair from 64 or more tokens back",
-        "near": "repeat one from nearer",
-        "other": "others",
-    }
-    said = [
-        f"{word} ({share[where]:.1f} %): " + ", ".join(f"`{name}` {one:+.2f}" for name, one in means[where].items())
-        for where, word in words.items()
-    ]
-    return f"- Nats minus `{kinds['against'].iloc[0]}` by what a token is. Tokens that {'; '.join(said)}."
+    against = f"loss minus that of `{kinds['against'].iloc[0]}`, by what a token is"
+    return means.map("{:+.2f}".format), (
+        f"- *Far*, *near*, *others*: {against}. Far are tokens that repeat a rare pair from 64 or more tokens back "
+        f"({share['far']:.1f} %), near from nearer ({share['near']:.1f} %)."
+    )
 
 
-def _steps(found: pd.DataFrame, key: tuple[str, int]) -> str:
-    """A sentence: mechanisms whose training step is faster than softmax's, and which of these are as good."""
-    own = found[(found["kind"] == key[0]) & (found["n"] == key[1]) & (found["step"] == "faster")]
-    named = own.sort_values("speed", ascending=False)
-    numbers = named[["series", "speed", "speed low", "speed high"]].itertuples(index=False, name=None)
-    speeds = ", ".join(f"`{name}` {speed:.1f}x ({low:.1f} to {high:.1f})" for name, speed, low, high in numbers)
-    equal = ", ".join(f"`{name}`" for name in named.loc[named["is equal"].eq(True), "series"])
-    at = f"- Whole training steps faster than softmax's at n = {key[1]:,}: {speeds or 'none'}"
-    return f"{at}; of these with [a loss as small](results/quality/tables/equal_quality.md): {equal or 'none'}."
+def _speed(step: pd.Series) -> str | None:
+    return f"{step['speed']:.1f}x ({step['speed low']:.1f} to {step['speed high']:.1f})" if step["speed"] else None
+
+
+def _equal(steps: pd.DataFrame, n: int) -> str:
+    """A sentence: which of the mechanisms whose training step is faster than softmax's learn as much."""
+    faster = steps[steps["step"] == "faster"]
+    equal = ", ".join(f"`{name}`" for name in faster.index[faster["is equal"].eq(True)])
+    link = "[a loss as small](results/quality/tables/equal_quality.md)"
+    said = f"how many times as fast as softmax's a whole training step is at n = {n:,}"
+    return f"- *Step*: {said}. Of the {len(faster)} that are clearly faster, with {link}: {equal or 'none'}."
 
 
 def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
@@ -159,20 +161,27 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
 
 
 def _arena(data: pd.DataFrame) -> list[str]:
-    """A line on the tasks of Long Range Arena: the training data of each, and whether the task is diagnostic."""
-    found = {
-        f"{task}, n = {n:,}, {rows['source'].dropna().iloc[0]}": diagnose(rows)
-        for (task, n), rows in panels(data)
-        if task.startswith(TASKS)
-    }
-    if not found:
+    """A line on Long Range Arena: how many tasks are diagnostic, what softmax and the best control reach in each."""
+    tasks = {task: (n, rows) for (task, n), rows in panels(data) if task.startswith(TASKS)}
+    if not tasks:
         return []
-    blind = sum(not one.is_diagnostic for one in found.values())
-    said = [f"{task}{', **diagnostic**' if one.is_diagnostic else ''} ({one.sentence})" for task, one in found.items()]
-    table = "[Long Range Arena](results/quality/tables/skeinformer_table1.md)"
-    return [
-        f"- {table}, trained on a laptop, is **not diagnostic** in {blind} of {len(said)} tasks: {'; '.join(said)}."
-    ]
+    blind = sum(not diagnose(rows).is_diagnostic for _, rows in tasks.values())
+    link = "[Long Range Arena](results/quality/tables/skeinformer_table1.md)"
+    said = "; ".join(_in_arena(task, n, rows) for task, (n, rows) in tasks.items())
+    verdict = f"{link}, trained on a laptop, is **not diagnostic** in {blind} of {len(tasks)} tasks"
+    return [f"- {verdict}. Right with softmax and with the best control (softmax minus it in points, 95 %): {said}."]
+
+
+def _in_arena(task: str, n: int, rows: pd.DataFrame) -> str:
+    found, wrong = diagnose(rows), error_rates(rows)
+    names = (str(found.positive), str(found.negative))
+    right = [100 * (1 - np.mean([of.mean() for of in wrong[name].values()])) for name in names]
+    one = compared(*(wrong[name] for name in names))
+    assert one is not None, task
+    low, high = (-100 * end for end in reversed(one.interval()))
+    word = "**diagnostic**, " if found.is_diagnostic else ""
+    gain = f"{word}{-100 * one.value:+.1f}, {low:+.1f} to {high:+.1f}"
+    return f"{task}, n = {n:,}: {right[0]:.1f} % and {right[1]:.1f} % with `{names[1]}` ({gain})"
 
 
 def _earned(one: Attribution) -> str:
@@ -198,10 +207,13 @@ def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.Dat
     said = {(one["attention"], one["against"]): difference(one) for one in comparisons(rows, key)}
     means = {name: float(np.mean([each.mean() for each in own.values()])) for name, own in losses(rows).items()}
     is_control = rows.groupby("series")["control"].any()
-    return pd.DataFrame(
-        {f"n = {key[1]:,}": f"`{name}`" + (" (control)" if is_control[name] else ""), "mean loss": f"{mean:.3f}"}
-        | {column: said.get((name, anchor), "–") for column, anchor in anchors.items()}
-        for name, mean in sorted(means.items(), key=lambda one: one[1])
+    return pd.DataFrame.from_dict(
+        {
+            name: {"control": is_control[name], "mean loss": f"{mean:.3f}"}
+            | {column: said.get((name, anchor), "–") for column, anchor in anchors.items()}
+            for name, mean in sorted(means.items(), key=lambda one: one[1])
+        },
+        orient="index",
     )
 
 
