@@ -79,7 +79,7 @@ class Train(Benchmark):
             saved.save(keep, trainer.model, context.config, *_sizes(trainer.task))
             checkpoint.clear(keep)
         task = trainer.task
-        found = {"seconds": _rounded(trainer.seconds, 3), "validation": trainer.evaluations, "test": test}
+        found = {"seconds": _rounded(trainer.seconds), "validation": trainer.evaluations, "test": test}
         parameters = sum(p.numel() for p in trainer.model.parameters())
         size = {"parameters": parameters, "state_bytes": state_bytes, "vocabulary": task.vocabulary}
         how = {"source": task.source, "resumed_from": resumed_from, "processes": trainer.world.size}
