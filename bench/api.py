@@ -43,7 +43,10 @@ def planned(loader: Loader, overrides: Sequence[str]) -> Sweep:
 def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:
     """Run a sweep, mirror it, and return the record of each cell; `show` gets them before figures are drawn."""
     if sweep.settings.dry_run:
-        print(dry_run(sweep))
+        said, refused = dry_run(sweep)
+        print(said)
+        if refused:
+            raise refused
         return []
     if follows():
         return run_sweep(sweep)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench.common.errors import bounded
+from bench.common.errors import ConfigError, bounded
 from bench.execution.precheck import check_cells
 from bench.execution.sweep import Sweep, attempts_of, pending, to_make
 from bench.plan.cell import Cell
@@ -17,14 +17,20 @@ PUBLISHED = Path(__file__).parents[2] / "results"
 MOST = 50
 
 
-def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> str:
+def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError | None]:
     """List the cells to measure and the time that they may take; measure and write nothing.
 
     A cell takes as long as cells of its size took: those of the sweep's own folder, else those of `published`.
+
+    Returns:
+        The list, and why the sweep cannot start here, such as data that are missing; None if it can.
     """
-    store = Store(sweep.settings.results_dir)
-    missing, _ = pending(store, sweep, attempts_of(store, sweep))
-    cells = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
+    store, refused = Store(sweep.settings.results_dir), None
+    cells, _ = pending(store, sweep, attempts_of(store, sweep))
+    try:
+        cells = check_cells(cells, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
+    except ConfigError as error:
+        refused = error
     todo = [cell for cell in cells if not cell.unsupported]
     here = _expected(todo, [store])
     others = [cell for cell in todo if cell.cell_id not in here]
@@ -39,10 +45,10 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> str:
             took = f"about {duration(sum(expected.values()))} for {len(expected)} cells in turn"
             lines.append(f"time: {took}, as others of their sizes took{machine}")
     if unknown:
-        least, most = duration(sum(map(_least, unknown))), duration(sum(cell.timeout for cell in unknown))
-        bounds = f"from {least} (their samples alone) to {most} (their timeouts)"
+        least, most = sum(map(_least, unknown)), sum(cell.timeout for cell in unknown)
+        bounds = _between(least, most, " (their samples alone)", "their timeouts")
         lines.append(f"time: {bounds} for {len(unknown)} cells in turn, of whose sizes there is no record")
-    return "\n".join(map(bounded, lines))
+    return "\n".join(map(bounded, lines)), refused
 
 
 def _expected(cells: Sequence[Cell], stores: Iterable[Store]) -> dict[str, float]:
@@ -59,8 +65,13 @@ def _words(cell: Cell, here: dict[str, float], there: dict[str, float]) -> str:
         return f"unsupported, {cell.unsupported}"
     seconds = here.get(cell.cell_id, there.get(cell.cell_id))
     if seconds is None:
-        return f"from {duration(_least(cell))} to its timeout of {duration(cell.timeout)}"
+        return _between(_least(cell), cell.timeout, "", "its timeout")
     return f"about {duration(seconds)}"
+
+
+def _between(least: float, most: float, what: str, limit: str) -> str:
+    end = f"{duration(most)} ({limit})"
+    return f"unknown, at most {end}" if least < 1 else f"from {duration(least)}{what} to {end}"
 
 
 def _least(cell: Cell) -> float:

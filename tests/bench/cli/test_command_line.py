@@ -9,6 +9,7 @@ from synthetic_records import config, record
 import attention_zoo
 from bench import api
 from bench.cli import main as app
+from bench.common.errors import ConfigError
 from bench.execution.dry_run import dry_run
 from bench.plan.load import Loader
 from bench.records.plans import OF_SIZE, Durations, duration
@@ -49,20 +50,22 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     folder = tmp_path / "runs"
     given = [f"results_dir={folder}", "bench.passes=forward", "causal=true", "timeout=60", "repeats=5"]
     sweep = planned(*given, "attention=flash,linformer", "seq_len=32,64")
-    said = dry_run(sweep)
+    said = dry_run(sweep)[0]
     assert "4 cells, 0 done already, 4 to measure" in said and not folder.exists()
     assert "latency linformer n=64: unsupported, causal=true" in said
-    assert "latency flash n=32: from 0 s to its timeout of 60 s" in said  # five samples of 20 ms
-    assert "time: from 0 s (their samples alone) to 2 min (their timeouts) for 2 cells" in said
+    assert "latency flash n=32: unknown, at most 60 s (its timeout)" in said  # five samples of 20 ms
+    assert "time: unknown, at most 2 min (their timeouts) for 2 cells" in said
+    many = dry_run(planned(*given[:-1], "repeats=100", "attention=flash", "seq_len=32"))[0]
+    assert "latency flash n=32: from 2 s to 60 s (its timeout)" in many
     done = record(sweep.cells[0].config, {"passes": {"forward": {"samples": [2e6] * 5}}, "tokens": 32}, status="ok")
     Store(folder).write(type(done)(**{**vars(done), "cell_id": sweep.cells[0].cell_id, "duration_s": 7.0}))
     assert sweep.cells[0].config["seq_len"] == 32
-    again = dry_run(planned(*given, "attention=flash,linear", "seq_len=32,64"))
+    again = dry_run(planned(*given, "attention=flash,linear", "seq_len=32,64"))[0]
     assert "4 cells, 1 done already, 3 to measure" in again and "latency flash n=32" not in again
     assert "latency linear n=32: about 7 s" in again and "about 7 s for 1 cells" in again
     assert "2 cells in turn, of whose sizes there is no record" in again
     elsewhere = planned("results_dir=other", *given[1:], "attention=flash,linear", "seq_len=32,64")
-    published = dry_run(elsewhere, tmp_path)  # as if this folder had come with the code
+    published = dry_run(elsewhere, tmp_path)[0]  # as if this folder had come with the code
     assert "latency flash n=32: about 7 s" in published and "time: about 14 s" in published
     assert f"for 2 cells in turn, as others of their sizes took on the machine of {tmp_path.name}/" in published
 
@@ -75,10 +78,20 @@ def test_a_dry_run_says_what_is_drawn_once_before_the_first_step(tmp_path):
         "attention=flash,skeinformer",
         f"results_dir={tmp_path}",
     ]
-    lines = dry_run(planned(*given)).splitlines()
+    lines = dry_run(planned(*given))[0].splitlines()
     said = "once, before the first step: 200,000 images of task.name=pathfinder to draw, about 40 min"
     assert lines.count(said) == 1 and not list(tmp_path.iterdir())
-    assert "once" not in dry_run(planned(*given, "task.examples=1000"))
+    assert "once" not in dry_run(planned(*given, "task.examples=1000"))[0]
+
+
+def test_a_dry_run_prices_what_cannot_start_here_and_says_why(tmp_path, capsys, monkeypatch):
+    def refuse(cells, cache_dir, *, elsewhere):
+        raise ConfigError("task.data: out of reach")
+
+    monkeypatch.setattr("bench.execution.dry_run.check_cells", refuse)
+    with pytest.raises(ConfigError, match="out of reach"):
+        api.run([*SIZES, "attention=flash,v_mean", "seq_len=32", "dry_run=true", f"results_dir={tmp_path}"])
+    assert "6 cells, 0 done already, 6 to measure" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
 @pytest.mark.commands
