@@ -10,6 +10,7 @@ from bench.execution.sweep import Sweep, attempts_of, pending, to_make
 from bench.plan.cell import Cell
 from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.store import Store
+from bench.records.summary import Results
 
 PUBLISHED = Path(__file__).parents[2] / "results"
 """The records that a clone comes with, of another machine; an installed package has none."""
@@ -23,9 +24,10 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError
     A cell takes as long as cells of its size took: those of the sweep's own folder, else those of `published`.
 
     Returns:
-        The list, and why the sweep cannot start here, such as data that are missing; None if it can.
+        The list, and why the sweep cannot start here, such as data that are missing; None if it can. If it cannot, what
+        a mechanism does not support is among the cells to measure.
     """
-    store, refused = Store(sweep.settings.results_dir), None
+    store, refused = Results(sweep.settings.results_dir), None
     cells, _ = pending(store, sweep, attempts_of(store, sweep))
     try:
         cells = check_cells(cells, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
@@ -34,7 +36,7 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError
     todo = [cell for cell in cells if not cell.unsupported]
     here = _expected(todo, [store])
     others = [cell for cell in todo if cell.cell_id not in here]
-    there = _expected(others, [Store(folder) for folder in sorted(published.glob("*/")) if others])
+    there = _expected(others, map(Store, sorted(published.glob("*/")))) if others else {}
     unknown = [cell for cell in others if cell.cell_id not in there]
     done = len(sweep.cells) - len(cells)
     lines = [f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already, {len(cells)} to measure"]

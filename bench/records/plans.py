@@ -23,9 +23,10 @@ FOLDER, FILE = "sweeps", "plan.json.gz"
 SCHEMA = 1
 SWEEP = re.compile("[0-9a-f]{16}")
 # The keys that cells of the same size share, and how many levels of `Durations.expected` require it.
-SIZES = ("device", "seq_len", "batch_size", "num_heads", "head_dim")
-OF_PARTS = (("model", "name"), ("task", "name"), ("training", "steps"))
+SIZES = ("seq_len", "batch_size", "num_heads", "head_dim")
 OF_SIZE = 2
+# The same, within parts of the configuration.
+OF_PARTS = (("model", "name"), ("model", "layers"), ("task", "name"), ("training", "steps"))
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class Durations:
 def _alike(config: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     bench, label = config["bench"]["name"], config["label"]
     parts = ((config.get(part) or {}).get(key) for part, key in OF_PARTS)
-    sizes = (*(config.get(key) for key in SIZES), *parts)
+    kind = str(config.get("device")).partition(":")[0]  # two GPUs of a machine are alike
+    sizes = (kind, *(config.get(key) for key in SIZES), *parts)
     yield from ((bench, label, sizes), (bench, sizes), (bench, label), (bench,), ())
 
 

@@ -1,6 +1,6 @@
 """The records in a results folder. They are the original data: MLflow runs, figures and tables are made from them.
 
-A record is a readable JSON file, with a second file for long lists of samples.
+A record is a readable JSON file, with a second file for long lists of samples and the metrics made from them.
 """
 
 from __future__ import annotations
@@ -166,7 +166,10 @@ def latest(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def encode(record: Record) -> tuple[bytes, bytes | None]:
-    """The record's file and, for long lists, the file of samples (or None); strict JSON without NaN and Infinity."""
+    """The record's file and, for long lists and the metrics made from them, that of samples; strict JSON.
+
+    Without long lists the second is None. Neither has NaN or Infinity.
+    """
     (short, long), (summary, raw) = _split(record.measurements), _split(record.summary)
     if long and "metrics" in summary:
         # People read the headline, programs the metrics.

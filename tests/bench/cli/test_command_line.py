@@ -35,8 +35,10 @@ def test_cells_take_as_long_as_those_that_have_the_most_in_common():
     durations = Durations([(cell("flash", 64), 1.0), (cell("flash", 64), 3.0), (cell("v_mean", 64), 8.0)])
     assert durations.expected(cell("flash", 64), OF_SIZE) == 2.0
     assert durations.expected(cell("informer", 64), OF_SIZE) == 4.0
-    longer, on_gpu = {**cell("flash", 64), "training": {"steps": 5}}, {**cell("flash", 64), "device": "cuda"}
-    assert durations.expected(longer, OF_SIZE) is durations.expected(on_gpu, OF_SIZE) is None
+    longer, on_gpu = {**cell("flash", 64), "training": {"steps": 5}}, {**cell("flash", 64), "device": "cuda:0"}
+    deeper = {**cell("flash", 64), "model": {"layers": 24}}
+    assert [durations.expected(other, OF_SIZE) for other in (longer, on_gpu, deeper)] == [None] * 3
+    assert Durations([(on_gpu, 5.0)]).expected({**on_gpu, "device": "cuda:1"}, OF_SIZE) == 5.0
     assert durations.expected(cell("flash", 128), OF_SIZE) is durations.expected(cell("flash", 64, 4), OF_SIZE) is None
     assert durations.expected(cell("flash", 128)) == 2.0
     assert durations.expected(config("flash", {"name": "flops"}, 64)) == 4.0
