@@ -1,6 +1,7 @@
 """Which attention should I use, from which length on, and at what cost? As a table and as sentences.
 
-The baseline is always the best exact softmax that was measured in the same rounds, in any kernel and dtype.
+Speeds are over the best exact softmax that was measured in the same rounds, in any kernel and dtype; memory is over the
+exact softmax of the same dtype that needs least.
 """
 
 import math
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.plots import crossover
+from analysis.plots.compare import without_dtype
 from analysis.selection import MissingRecords, exact_softmax, mask, newest, unless_quiet
 
 CLEARLY = 0.9
@@ -53,10 +55,8 @@ class Answer(NamedTuple):
 
 def answers(frame: pd.DataFrame) -> list[Answer]:
     """One answer per mechanism, mask and dtype compared with exact softmax in interleaved rounds (bench=compare)."""
-    speeds, softmax = crossover.table(frame), set(frame.loc[exact_softmax(frame), "attention"])
+    speeds, softmax = crossover.table(frame), set(without_dtype(frame[exact_softmax(frame)]))
     speeds = speeds[~speeds["attention"].isin(softmax)]
-    if speeds.empty:
-        raise MissingRecords("needs an ok record of bench=compare with an exact softmax and another mechanism")
     found = []
     for (dtype, causal, name), rows in speeds.groupby(["dtype", "causal", "attention"]):
         forward, training = (
@@ -93,6 +93,10 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 disturbed=_disturbed(rows),
             )
         )
+    if not found:
+        raise MissingRecords(
+            "needs an ok record of bench=compare of a forward pass, of exact softmax and another mechanism"
+        )
     return sorted(found, key=lambda one: (one.dtype != "float32", one.dtype, one.causal, one.from_n, one.attention))
 
 
@@ -101,9 +105,9 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
     `from n`: from this length on the forward pass stays faster (upper end of the 95 % interval, rounded up to two
     digits). `forward` and `training`: how many times as fast as the best exact softmax in the same rounds, with 95 %
-    intervals, at `n`. `memory`: peak bytes, divided by those of the exact softmax that needs least. `error`: on a
-    trained model's inputs, relative to exact softmax, in any dtype; `of averaging` is the same for the mean of the
-    values.
+    intervals, at `n`. `memory`: peak bytes, divided by those of the exact softmax in this dtype that needs least.
+    `error`: on a trained model's inputs, relative to exact softmax, in any dtype; `of averaging` is the same for the
+    mean of the values.
     Polynomial and linear attention do not approximate softmax.
     """
     return unless_quiet(lines(answers(frame)))
@@ -156,7 +160,7 @@ def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.D
 def sentences(found: list[Answer]) -> list[str]:
     """Advice for each mask and dtype: when to keep softmax, and which other mechanism to use for what.
 
-    Softmax is always that of the fastest dtype. Float32 is not named.
+    Float32 is not named.
     """
     own: dict[str, list[Answer]] = {}
     masks = {"With a causal mask": True, "Without a mask": False}
@@ -185,31 +189,61 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
         word = f"nothing that was measured is clearly faster, undecided is {ties}" if ties else "all others are slower"
         return [f"{words}: use exact softmax up to n = {most:,}; {word}."]
     first = min(ahead, key=lambda one: one.from_n)
-    keep = "" if first.is_first else f" below n = {_rounded(first.from_n):,} use exact softmax;"
     at = best.training_n if best.training else best.n
     what = "a forward and backward pass" if best.training else "a forward pass"
     gain = f"{what} is {speed(best.training or best.forward)} as fast as the best exact softmax's at n = {at:,.0f}"
-    said = [f"{words}:{keep} `{best.attention}` is the fastest{' to train' if best.training else ''}: {gain}."]
-    held = [one for one in own if math.isfinite(one.memory)]
-    if held:
-        least = min(held, key=lambda one: one.memory)
-        peak = f"least peak, `{least.attention}`'s, is {_times(least.memory)} that of the softmax that needs least."
-        said.append(f"The {peak}" if least.memory < CLEARLY else f"None clearly saves memory: the {peak}")
-    useful = [one for one in ahead if one.error and one.averaging and one.error[2] < one.averaging[1]]
-    if useful:
-        near = min(useful, key=lambda one: one.error or (math.inf,))
-        said.append(
-            f"In place of a trained model's softmax the nearest is `{near.attention}`, faster from "
-            f"n = {said_length(near)} on: its error at n = {near.error_n:,.0f} is {_error(near.error)}, that of "
-            f"averaging the values {_error(near.averaging)}."
-        )
-    elif known := [one for one in own if one.error and one.averaging]:
-        near = min(known, key=lambda one: one.error or (math.inf,))
-        said.append(
-            f"None measured replaces a trained model's softmax: at n = {near.error_n:,.0f} the error of "
-            f"`{near.attention}` is {_error(near.error)}, that of averaging the values {_error(near.averaging)}."
-        )
-    return said
+    is_fastest = f"the fastest{' to train' if best.training else ''}: {gain}."
+    from_there = (
+        f"{words}: use exact softmax below n = {_rounded(first.from_n)}; from there on `{first.attention}` is faster"
+    )
+    if first.is_first:
+        said = f"{words}: `{best.attention}` is {is_fastest}"
+    elif first is best:
+        said = f"{from_there}, and {is_fastest}"
+    else:
+        said = f"{from_there}; `{best.attention}` is {is_fastest}"
+    return [said, *_of_memory(own), *_of_errors(own, ahead)]
+
+
+def _of_memory(own: list[Answer]) -> list[str]:
+    """A sentence: the least peaks at the longest length, of a forward pass and of training."""
+    measured_peaks = {
+        "a forward pass": [(one.memory_n, one.memory, one.attention) for one in own],
+        "training": [(one.training_memory_n, one.training_memory, one.attention) for one in own],
+    }
+    least = {}
+    for what, measured in measured_peaks.items():
+        known = [one for one in measured if math.isfinite(one[1])]
+        if known:
+            longest = max(n for n, _, _ in known)
+            least[what] = min((ratio, name, n) for n, ratio, name in known if n == longest)
+    if not least:
+        return []
+    peaks = [f"{_times(ratio)} in {what} (`{name}`, n = {n:,.0f})" for what, (ratio, name, n) in least.items()]
+    none = "" if min(least.values())[0] < CLEARLY else "None clearly saves memory: "
+    said = f"{none}the least peak, over that of the softmax that needs least, is {' and '.join(peaks)}."
+    return [said[0].upper() + said[1:]]
+
+
+def _of_errors(own: list[Answer], ahead: list[Answer]) -> list[str]:
+    """A sentence: what is nearest to a trained model's softmax, if it is clearly nearer than averaging the values."""
+    known = [one for one in own if one.error and one.averaging]
+    nearer = [one for one in known if one.error and one.averaging and one.error[2] < one.averaging[1]]
+    faster = [one for one in nearer if one in ahead]
+    if not known:
+        return []
+    near = min(faster or nearer or known, key=lambda one: one.error or (math.inf,))
+    name, at = f"`{near.attention}`", f"at n = {near.error_n:,.0f}"
+    errors = f"is {_error(near.error)} {at}, that of averaging the values {_error(near.averaging)}"
+    than = "to a trained model's softmax than averaging"
+    if faster:
+        where = f"faster from n = {said_length(near)} on"
+        return [f"In place of a trained model's softmax the nearest is {name}, {where}: its error {errors}."]
+    if nearer:
+        return [f"{name} is nearer {than}, but not faster than softmax: its error {errors}."]
+    if len(known) > 1:
+        return [f"No approximation that was measured is clearly nearer {than}: the error of {name} {errors}."]
+    return [f"{name}, the only approximation that was measured, is not clearly nearer {than}: the error {errors}."]
 
 
 def _disturbed(rows: pd.DataFrame) -> str | None:
@@ -270,13 +304,13 @@ def said_length(one: Answer) -> str:
     """`870`, `512 (the shortest measured)` or `none up to 8,192`."""
     if not math.isfinite(one.from_n):
         return f"none up to {one.n:,}"
-    return f"{one.from_n:,.0f} (the shortest measured)" if one.is_first else f"{_rounded(one.from_n):,}"
+    return f"{one.from_n:,.0f} (the shortest measured)" if one.is_first else _rounded(one.from_n)
 
 
-def _rounded(length: float) -> int:
-    """The length, rounded up to two significant digits."""
-    unit = 10 ** max(0, math.floor(math.log10(length)) - 1)
-    return math.ceil(length / unit) * unit
+def _rounded(length: float) -> str:
+    """The length, rounded up to two significant digits, unless it is one that was measured, after a tie."""
+    unit = 1 if length.is_integer() else 10 ** max(0, math.floor(math.log10(length)) - 1)
+    return f"{math.ceil(length / unit) * unit:,}"
 
 
 def speed(ratio: tuple[float, float, float] | None) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -67,6 +67,13 @@ def position(label: str, names: Sequence[str]) -> int:
     return next(matches, len(names))
 
 
+def parsed(texts: Iterable[str]) -> list[dict[str, Any]]:
+    """Each row's JSON; rows with the same text share one dictionary, which nobody must change."""
+    texts = list(texts)
+    known = {text: json.loads(text) for text in set(texts)}
+    return [known[text] for text in texts]
+
+
 def variants(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The hyperparameters of each row, without the one that sets the size d."""
     return [
@@ -81,8 +88,7 @@ def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
     It is the label, followed by the hyperparameters and `impl` that differ between the cells of that label. With
     `apart_from_size`, all sizes d share one name.
     """
-    known = {text: json.loads(text) for text in set(frame["hyperparameters"])}
-    hyperparameters = variants(frame) if apart_from_size else [known[text] for text in frame["hyperparameters"]]
+    hyperparameters = variants(frame) if apart_from_size else parsed(frame["hyperparameters"])
     settings = [values | {"impl": impl} for values, impl in zip(hyperparameters, frame["impl"], strict=True)]
     by_label: dict[str, dict[str, set[str]]] = {}
     for label, values in zip(frame["attention"], settings, strict=True):

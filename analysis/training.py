@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.selection import newest, require_ok, series, settle
+from analysis.selection import newest, parsed, require_ok, series, settle
 
 # What identifies a trained model within a panel, apart from its learning rate and seed.
 _MODEL = ["attention", "hyperparameters", "impl", "layers"]
@@ -52,8 +52,7 @@ def _beside_attention(rows: pd.DataFrame) -> pd.DataFrame:
 
     Otherwise `settle` would drop it for its different model. Its label is the name of its model.
     """
-    known = {text: json.loads(text) for text in set(rows["settings"])}
-    settings = [known[text] for text in rows["settings"]]
+    settings = parsed(rows["settings"])
     own = pd.Series([_part(each, "model").get("name") for each in settings], rows.index) == rows["attention"]
     if not own.any() or own.all():
         return rows
@@ -150,8 +149,9 @@ def _notes(data: pd.DataFrame) -> list[str]:
 
 def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     """Move `work`, `kind`, `task`, `rate` and `layers` into columns, so that `settle` does not compare them."""
-    # A cell's rows, and often those of its seeds, share what is unpacked.
-    groups = rows.groupby(["inputs", "source", "settings"], sort=False, dropna=False).ngroup()
+    # A cell's rows, and often its seeds', share what is unpacked. A broken record may hold anything, even a list.
+    keys = ["inputs", "source", "settings"]
+    groups = rows[keys].map(repr).groupby(keys, sort=False).ngroup()
     own = rows[~groups.duplicated()]
     columns = {"rate": ("training", "learning_rate"), "layers": ("model", "layers")}
     moved = with_settings(own, columns)

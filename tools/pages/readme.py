@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import answer, formats
 from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attributions
 from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose, error_rates, losses
-from analysis.equal_quality import lengths
+from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
 from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
 from analysis.plots.by_distance import by_kind
@@ -82,6 +82,7 @@ def costs_table(found: list[answer.Answer]) -> str:
         "forward": f"forward, n = {usual['forward']:,}",
         "training": f"training, n = {usual['training']:,}",
         "memory": f"memory, n = {usual['memory']:,}",
+        "memory, training": "memory in training",
         "error": f"error, n = {usual['error']:,} (averaging: {averaging})",
     }
     shorter = {r" \(the shortest measured\)": " or less", r"\((\S+) to (\S+)\)": r"(\1–\2)"}
@@ -94,8 +95,9 @@ def quality(frame: pd.DataFrame) -> str:
     found = {key: rows for key, rows in panels(data) if key[0].startswith(TASK)}
     verdicts = {key: one for key, rows in found.items() if (one := diagnose(rows)).negative}
     said = [
-        f"- n = {n:,}: **{one.word}** ({one.sentence})." + ("" if one.is_diagnostic else " So nobody is ranked by it.")
-        for (_, n), one in verdicts.items()
+        f"- n = {n:,}: **{one.word}** ({one.sentence}{_of(found[task, n])})."
+        + ("" if one.is_diagnostic else " So nobody is ranked by it.")
+        for (task, n), one in verdicts.items()
     ]
     # The shortest context, at which most mechanisms were trained.
     key = min(verdicts, key=lambda task_and_n: task_and_n[1])
@@ -107,8 +109,13 @@ def quality(frame: pd.DataFrame) -> str:
         0, f"n = {key[1]:,}", [f"`{name}`{' (control)' if own else ''}" for name, own in table.pop("control").items()]
     )
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
-    more = [tokens, _equal(steps, key[1]), earned, *_recall(data, frame), *_arena(data)]
+    more = [tokens, _equal(steps, found[key], key[1]), earned, *_recall(data, frame), *_arena(data)]
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
+
+
+def _of(rows: pd.DataFrame) -> str:
+    trained = rows.loc[rows["control"].astype(bool), "series"].nunique()
+    return f"; the best of {trained} controls" if trained > 1 else "; no other control was trained"
 
 
 def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -120,22 +127,31 @@ def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     share = 100 * parts["share"].groupby(level=1).first()
     against = f"loss minus that of `{kinds['against'].iloc[0]}`, by what a token is"
     return means.map("{:+.2f}".format), (
-        f"- *Far*, *near*, *others*: {against}. Far are tokens that repeat a rare pair from 64 or more tokens back "
-        f"({share['far']:.1f} %), near from nearer ({share['near']:.1f} %)."
+        f"- *Far*, *near*, *others*: {against}. Far ({share['far']:.1f} %): the token and the one before it stood "
+        f"together 64 or more tokens earlier, and seldom in the training text. Near ({share['near']:.1f} %): within 64 "
+        f"tokens. Others ({share['others']:.1f} %): all else. "
+        "[With intervals](results/quality/figures/loss_by_distance.png)."
     )
 
 
 def _speed(step: pd.Series) -> str | None:
-    return f"{step['speed']:.1f}x ({step['speed low']:.1f} to {step['speed high']:.1f})" if step["speed"] else None
+    if pd.isna(step["speed"]):
+        return None
+    apart = "" if step["timed"] == INTERLEAVED else ", apart"
+    return f"{step['speed']:.1f}x ({step['speed low']:.1f} to {step['speed high']:.1f}){apart}"
 
 
-def _equal(steps: pd.DataFrame, n: int) -> str:
+def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int) -> str:
     """A sentence: which of the mechanisms whose training step is faster than softmax's learn as much."""
     faster = steps[steps["step"] == "faster"]
+    are_controls = faster.index.isin(set(rows.loc[rows["control"].astype(bool), "series"]))
+    own = ", ".join(f"`{name}`" for name in faster.index[~are_controls])
     equal = ", ".join(f"`{name}`" for name in faster.index[faster["is equal"].eq(True)])
     link = "[a loss as small](results/quality/tables/equal_quality.md)"
-    said = f"how many times as fast as softmax's a whole training step is at n = {n:,}"
-    return f"- *Step*: {said}. Of the {len(faster)} that are clearly faster, with {link}: {equal or 'none'}."
+    said = f"how many times as fast as softmax's a whole training step is at n = {n:,}, in interleaved rounds"
+    faster_ones = f"{own or 'no mechanism'} and {are_controls.sum()} controls"
+    which = f"Clearly faster: {faster_ones}; of these with {link}: {equal or 'none'}."
+    return f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing). {which}"
 
 
 def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
@@ -154,41 +170,43 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
         ]
         said.append(
             f"- [Recall](results/quality/figures/recall.png) at n = {n:,}, values right, median (lowest to highest "
-            f"seed): {', '.join(each)}. [Rank correlation](results/quality/figures/capacity_and_recall.png) with the "
-            f"number of pairs that untrained states hold: {'; '.join(words)}."
+            f"seed): {', '.join(each)}. Do the pairs that a state holds *without* training "
+            "[predict](results/quality/figures/capacity_and_recall.png) this order? Rank correlation "
+            f"{'; '.join(words)}."
         )
     return said
 
 
 def _arena(data: pd.DataFrame) -> list[str]:
     """A line on Long Range Arena: how many tasks are diagnostic, what softmax and the best control reach in each."""
-    tasks = {task: (n, rows) for (task, n), rows in panels(data) if task.startswith(TASKS)}
+    tasks = {key: rows for key, rows in panels(data) if key[0].startswith(TASKS)}
     if not tasks:
         return []
-    blind = sum(not diagnose(rows).is_diagnostic for _, rows in tasks.values())
+    blind = sum(not diagnose(rows).is_diagnostic for rows in tasks.values())
     link = "[Long Range Arena](results/quality/tables/skeinformer_table1.md)"
-    said = "; ".join(_in_arena(task, n, rows) for task, (n, rows) in tasks.items())
-    verdict = f"{link}, trained on a laptop, is **not diagnostic** in {blind} of {len(tasks)} tasks"
+    said = "; ".join(f"{task}, n = {n:,}: {_in_arena(rows)}" for (task, n), rows in tasks.items())
+    verdict = f"{link} in miniature is **not diagnostic** in {blind} of {len(tasks)} tasks"
     return [f"- {verdict}. Right with softmax and with the best control (softmax minus it in points, 95 %): {said}."]
 
 
-def _in_arena(task: str, n: int, rows: pd.DataFrame) -> str:
+def _in_arena(rows: pd.DataFrame) -> str:
     found, wrong = diagnose(rows), error_rates(rows)
-    names = (str(found.positive), str(found.negative))
+    names = [name for name in (found.positive, found.negative) if name]
     right = [100 * (1 - np.mean([of.mean() for of in wrong[name].values()])) for name in names]
-    one = compared(*(wrong[name] for name in names))
-    assert one is not None, task
+    one = compared(*(wrong[name] for name in names)) if len(names) > 1 else None
+    if one is None:
+        return found.sentence
     low, high = (-100 * end for end in reversed(one.interval()))
     word = "**diagnostic**, " if found.is_diagnostic else ""
     gain = f"{word}{-100 * one.value:+.1f}, {low:+.1f} to {high:+.1f}"
-    return f"{task}, n = {n:,}: {right[0]:.1f} % and {right[1]:.1f} % with `{names[1]}` ({gain})"
+    return f"{right[0]:.1f} % and {right[1]:.1f} % with `{names[1]}` ({gain})"
 
 
 def _earned(one: Attribution) -> str:
     """A sentence: what each branch is worth over the other trained alone, and what a model loses without it."""
     ways = {
         ALONE: "Over the other branch trained alone",
-        REMOVED: "Cut out of the trained model, which says how much it depends on the branch, not what that is worth",
+        REMOVED: "Removed from the trained model, which says how much the model uses a branch, not that it needs it",
     }
     parts = {how: [part for part in one.parts if part.how == how] for how in ways}
     said = [f"{ways[how]}: {', '.join(map(_worth, own))} nats." for how, own in parts.items() if own]
