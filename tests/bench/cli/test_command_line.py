@@ -1,6 +1,7 @@
 """What the command line takes and says beside its measurements."""
 
 import re
+from pathlib import Path
 
 import pytest
 from command import TINY, bench
@@ -15,6 +16,8 @@ from bench.plan.load import Loader
 from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.store import Store
 
+NOWHERE = Path("nowhere")
+"""No records that come with the code."""
 SIZES = ["batch_size=1", "num_heads=1", "head_dim=4", "device=cpu", "tracking=none"]
 
 
@@ -52,17 +55,17 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     folder = tmp_path / "runs"
     given = [f"results_dir={folder}", "bench.passes=forward", "causal=true", "timeout=60", "repeats=5"]
     sweep = planned(*given, "attention=flash,linformer", "seq_len=32,64")
-    said = dry_run(sweep)[0]
+    said = dry_run(sweep, NOWHERE)[0]
     assert "4 cells, 0 done already, 4 to measure" in said and not folder.exists()
     assert "latency linformer n=64: unsupported, causal=true" in said
     assert "latency flash n=32: unknown, at most 60 s (its timeout)" in said  # five samples of 20 ms
     assert "time: unknown, at most 2 min (their timeouts) for 2 cells" in said
-    many = dry_run(planned(*given[:-1], "repeats=100", "attention=flash", "seq_len=32"))[0]
+    many = dry_run(planned(*given[:-1], "repeats=100", "attention=flash", "seq_len=32"), NOWHERE)[0]
     assert "latency flash n=32: from 2 s to 60 s (its timeout)" in many
     done = record(sweep.cells[0].config, {"passes": {"forward": {"samples": [2e6] * 5}}, "tokens": 32}, status="ok")
     Store(folder).write(type(done)(**{**vars(done), "cell_id": sweep.cells[0].cell_id, "duration_s": 7.0}))
     assert sweep.cells[0].config["seq_len"] == 32
-    again = dry_run(planned(*given, "attention=flash,linear", "seq_len=32,64"))[0]
+    again = dry_run(planned(*given, "attention=flash,linear", "seq_len=32,64"), NOWHERE)[0]
     assert "4 cells, 1 done already, 3 to measure" in again and "latency flash n=32" not in again
     assert "latency linear n=32: about 7 s" in again and "about 7 s for 1 cells" in again
     assert "2 cells in turn, of whose sizes there is no record" in again
@@ -80,10 +83,10 @@ def test_a_dry_run_says_what_is_drawn_once_before_the_first_step(tmp_path):
         "attention=flash,skeinformer",
         f"results_dir={tmp_path}",
     ]
-    lines = dry_run(planned(*given))[0].splitlines()
+    lines = dry_run(planned(*given), NOWHERE)[0].splitlines()
     said = "once, before the first step: 200,000 images of task.name=pathfinder to draw, about 40 min"
     assert lines.count(said) == 1 and not list(tmp_path.iterdir())
-    assert "once" not in dry_run(planned(*given, "task.examples=1000"))[0]
+    assert "once" not in dry_run(planned(*given, "task.examples=1000"), NOWHERE)[0]
 
 
 def test_a_dry_run_prices_what_cannot_start_here_and_says_why(tmp_path, capsys, monkeypatch):
@@ -91,6 +94,7 @@ def test_a_dry_run_prices_what_cannot_start_here_and_says_why(tmp_path, capsys, 
         raise ConfigError("task.data: out of reach")
 
     monkeypatch.setattr("bench.execution.dry_run.check_cells", refuse)
+    monkeypatch.setattr("bench.execution.dry_run.dry_run.__defaults__", (NOWHERE,))
     with pytest.raises(ConfigError, match="out of reach"):
         api.run([*SIZES, "attention=flash,v_mean", "seq_len=32", "dry_run=true", f"results_dir={tmp_path}"])
     assert "6 cells, 0 done already, 6 to measure" in capsys.readouterr().out and not list(tmp_path.iterdir())
