@@ -194,16 +194,20 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, obje
         low, high = one.interval()
         needed = one.seeds_needed(len(known)) if verdict(one, p) == UNDECIDED else None
         table.append(
-            dict(zip(("task", "n"), key, strict=True))
-            | {"attention": name, "against": anchor, "difference (nats)": one.value}
-            | {
+            {
+                "task": key[0],
+                "n": key[1],
+                "attention": name,
+                "against": anchor,
+                "difference (nats)": one.value,
                 "low": low,
                 "high": high,
                 "p (Holm)": p,
                 "seeds": one.seeds,
                 "units": one.units,
                 "verdict": verdict(one, p) if found.is_diagnostic else BLIND,
+                "seeds needed": needed,
+                "hours needed": needed and needed * (hours[name] + hours[anchor]),
             }
-            | {"seeds needed": needed, "hours needed": needed and needed * (hours[name] + hours[anchor])}
         )
     return table

@@ -229,3 +229,9 @@ def test_a_page_says_names_as_they_are(tmp_path):
 def test_after_a_tie_a_mechanism_is_ahead_from_the_first_length_on_that_says_so(verdicts, expected):
     rows = pd.DataFrame({"seq_len": [512, 1024, 2048], "best_verdict": verdicts, "from_seq_len": math.nan})
     assert answer._from(rows) == expected
+
+
+def test_a_length_that_was_measured_is_not_rounded(frame):
+    one = only(frame, "skeinformer")
+    said = [answer.said_length(one._replace(from_n=length)) for length in (1024.0, 1023.5, 680.2)]
+    assert said == ["1,024", "1,100", "690"]

@@ -95,7 +95,7 @@ def quality(frame: pd.DataFrame) -> str:
     found = {key: rows for key, rows in panels(data) if key[0].startswith(TASK)}
     verdicts = {key: one for key, rows in found.items() if (one := diagnose(rows)).negative}
     said = [
-        f"- n = {n:,}: **{one.word}** ({one.sentence}{_of(found[task, n])})."
+        f"- n = {n:,}: **{one.word}** ({one.sentence}{_others(found[task, n])})."
         + ("" if one.is_diagnostic else " So nobody is ranked by it.")
         for (task, n), one in verdicts.items()
     ]
@@ -105,15 +105,13 @@ def quality(frame: pd.DataFrame) -> str:
     steps = lengths(frame, data)
     steps = steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
-    table.insert(
-        0, f"n = {key[1]:,}", [f"`{name}`{' (control)' if own else ''}" for name, own in table.pop("control").items()]
-    )
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
     more = [tokens, _equal(steps, found[key], key[1]), earned, *_recall(data, frame), *_arena(data)]
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
 
 
-def _of(rows: pd.DataFrame) -> str:
+def _others(rows: pd.DataFrame) -> str:
+    """How many controls the best one is the best of."""
     trained = rows.loc[rows["control"].astype(bool), "series"].nunique()
     return f"; the best of {trained} controls" if trained > 1 else "; no other control was trained"
 
@@ -185,8 +183,8 @@ def _arena(data: pd.DataFrame) -> list[str]:
     blind = sum(not diagnose(rows).is_diagnostic for rows in tasks.values())
     link = "[Long Range Arena](results/quality/tables/skeinformer_table1.md)"
     said = "; ".join(f"{task}, n = {n:,}: {_in_arena(rows)}" for (task, n), rows in tasks.items())
-    verdict = f"{link} in miniature is **not diagnostic** in {blind} of {len(tasks)} tasks"
-    return [f"- {verdict}. Right with softmax and with the best control (softmax minus it in points, 95 %): {said}."]
+    blindness = f"{link} in miniature is **not diagnostic** in {blind} of {len(tasks)} tasks"
+    return [f"- {blindness}. Right with softmax and with the best control (softmax minus it in points, 95 %): {said}."]
 
 
 def _in_arena(rows: pd.DataFrame) -> str:
@@ -220,14 +218,14 @@ def _worth(part: Worth) -> str:
 
 
 def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.DataFrame:
-    """One row for each series, the best first: mean loss, and difference to each control with its verdict."""
+    """One row for each series (the index), the best first: name, mean loss, differences to controls with verdicts."""
     anchors = {f"minus `{anchor}`": anchor for anchor in (found.positive, found.negative)}
     said = {(one["attention"], one["against"]): difference(one) for one in comparisons(rows, key)}
     means = {name: float(np.mean([each.mean() for each in own.values()])) for name, own in losses(rows).items()}
     is_control = rows.groupby("series")["control"].any()
     return pd.DataFrame.from_dict(
         {
-            name: {"control": is_control[name], "mean loss": f"{mean:.3f}"}
+            name: {f"n = {key[1]:,}": f"`{name}`{' (control)' if is_control[name] else ''}", "mean loss": f"{mean:.3f}"}
             | {column: said.get((name, anchor), "–") for column, anchor in anchors.items()}
             for name, mean in sorted(means.items(), key=lambda one: one[1])
         },

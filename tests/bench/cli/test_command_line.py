@@ -1,6 +1,7 @@
 """What the command line takes and says beside its measurements."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     done = record(sweep.cells[0].config, {"passes": {"forward": {"samples": [2e6] * 5}}, "tokens": 32}, status="ok")
     Store(folder).write(type(done)(**{**vars(done), "cell_id": sweep.cells[0].cell_id, "duration_s": 7.0}))
     assert sweep.cells[0].config["seq_len"] == 32
+    unreadable = record(sweep.cells[1].config, {"passes": {"forward": {"samples": []}}, "tokens": 64}, status="ok")
+    Store(folder).write(type(done)(**{**vars(unreadable), "cell_id": sweep.cells[1].cell_id}))
     again = dry_run(planned(*given, "attention=flash,linear", "seq_len=32,64"), NOWHERE)[0]
     assert "4 cells, 1 done already, 3 to measure" in again and "latency flash n=32" not in again
     assert "latency linear n=32: about 7 s" in again and "about 7 s for 1 cells" in again
@@ -94,7 +97,7 @@ def test_a_dry_run_prices_what_cannot_start_here_and_says_why(tmp_path, capsys, 
         raise ConfigError("task.data: out of reach")
 
     monkeypatch.setattr("bench.execution.dry_run.check_cells", refuse)
-    monkeypatch.setattr("bench.execution.dry_run.dry_run.__defaults__", (NOWHERE,))
+    monkeypatch.setattr(api, "dry_run", partial(dry_run, published=NOWHERE))
     with pytest.raises(ConfigError, match="out of reach"):
         api.run([*SIZES, "attention=flash,v_mean", "seq_len=32", "dry_run=true", f"results_dir={tmp_path}"])
     assert "6 cells, 0 done already, 6 to measure" in capsys.readouterr().out and not list(tmp_path.iterdir())

@@ -12,4 +12,4 @@ def test_labels_of_short_contours_can_be_learned_and_those_of_long_ones_were_not
     assert found["3", "`convolution`"][1] > 80
     assert all(float(row[4].replace(",", "")) >= 20 for row in rows)
     for (contour, _), (_, low, high) in found.items():
-        assert contour == "3" or (low < 55 and high > 45)
+        assert low > 50 if contour == "3" else low < 50 < high
