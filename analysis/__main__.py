@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from analysis import answer, formats, table, webpage
 from analysis.frame import load
 from analysis.plots import compare, files
 from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
-from analysis.registry import FIGURES, PARTS, TABLES, Made, apart, claimed, made, parts
+from analysis.registry import FIGURES, PARTS, TABLES, Made, apart, claimed, explanation, made, parts
 from analysis.selection import MissingRecords, choose, position, unless_quiet
 from analysis.tables import people
 from bench.common.errors import ConfigError, Parser, named_path, one_line
@@ -138,7 +139,8 @@ def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
             table = table.loc[places.sort_values(kind="stable").index]
         if "attention" in table:
             table = table.assign(attention=table["attention"].map(shown))
-        return formats.write(table, out, name, options.formats, people.readable)
+        readable = partial(people.readable, says=explanation(name))
+        return formats.write(table, out, name, options.formats, readable)
 
     return _write(frame, options, "tables", TABLES, save)
 
@@ -149,8 +151,7 @@ def _answer(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     print("\n".join(sentences), formats.markdown(found), sep="\n\n")
     folder = claimed(options.results, None, "figures", [*FIGURES, ANSWER], ("--results", "--out"))
     machines = ", ".join(sorted(set(frame["device_name"].dropna())))
-    explanation = " ".join((answer.table.__doc__ or "").split())
-    webpage.write(folder / f"{ANSWER}.html", f"Which attention, on {machines}?", sentences, found, explanation)
+    webpage.write(folder / f"{ANSWER}.html", f"Which attention, on {machines}?", sentences, found, explanation(ANSWER))
     print(f"\nthe same with every figure: {folder / ANSWER}.html")
     return 0
 

@@ -157,9 +157,10 @@ def task_is(data: pd.DataFrame) -> dict[tuple[str, int], str]:
 def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism against the best negative control and against softmax: differences of test losses, and verdicts.
 
-    Below 0 nats the mechanism is better. `p (Holm)` is corrected over the comparisons of a task and length. If the
-    task is not diagnostic, nothing is ranked. `seeds needed` would settle an undecided comparison, `hours needed` is
-    the time to train both; empty if more seeds alone would not settle it.
+    Below 0 nats the mechanism is better; 95 % intervals are over seeds and `units`, groups of test examples. `p (Holm)`
+    is corrected over the comparisons of a task and length. If the task is not diagnostic, nothing is ranked. `seeds
+    needed` would settle an undecided comparison, `hours needed` is the time to train both; empty if more seeds alone
+    would not settle it.
     """
     data, _ = trained_cells(frame)
     tables = [with_disturbances(pd.DataFrame(comparisons(rows, key)), rows) for key, rows in panels(data)]

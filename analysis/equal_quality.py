@@ -21,11 +21,12 @@ _SPEED = ["speed", "speed low", "speed high", "step", "timed"]
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """The shortest length at which a whole training step is faster than the best softmax, at a loss as good or better.
 
-    `speed` is the step time of the fastest exact softmax divided by the mechanism's, for the same model, task and
-    batch: in the same rounds if measured (bench=compare_train_step), else from cells minutes apart (bench=train_step).
-    The difference is the loss minus softmax's, paired; its verdict is corrected for all comparisons of the task. `equal
-    from` is `none up to n` if the answer is no at every length, and `unknown` if records are missing, a difference is
-    undecided, or the task is not diagnostic.
+    `equal from` is the answer: that length; `none up to n` if it is no at every length; `unknown` if records are
+    missing, a difference is undecided, or the task is not diagnostic. `speed` is the step time of the fastest exact
+    softmax divided by the mechanism's, for the same model, task and batch, and `step` whether that is faster; `timed`
+    in the same rounds (bench=compare_train_step) or in cells minutes apart (bench=train_step). The difference is the
+    test loss minus softmax's, paired by seed; `loss is` its verdict, corrected for all comparisons of the task. Empty:
+    not measured.
     """
     data, _ = trained_cells(frame)
     return unless_quiet(lengths(frame, data).drop(columns=["kind", "series", "is equal"]))

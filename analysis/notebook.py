@@ -13,7 +13,7 @@ from IPython.display import Image, Markdown, display
 
 from analysis.frame import load
 from analysis.plots import files
-from analysis.registry import FIGURES, TABLES, Made, apart
+from analysis.registry import FIGURES, TABLES, Made, apart, explanation
 from analysis.selection import MissingRecords
 from analysis.tables import people
 
@@ -86,7 +86,7 @@ def figure(name: str, frame: pd.DataFrame) -> None:
 def table(name: str, frame: pd.DataFrame) -> None:
     """Show a table of `python -m analysis list`; otherwise like `figure`."""
     for _, made in _made(name, frame, TABLES):
-        display(Markdown(people.readable(name, made, linked=False)))
+        display(Markdown(people.readable(name, made, explanation(name), linked=False)))
 
 
 def _made(

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -110,6 +111,12 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "capacities": capacities.table,
     "capacity_and_recall": capacities.capacity_and_recall,
 }
+
+
+def explanation(name: str) -> str:
+    """What stands above a table: its function's documentation, one line for each paragraph."""
+    paragraphs = inspect.cleandoc(TABLES[name].__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def made(

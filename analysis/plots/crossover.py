@@ -74,11 +74,11 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Speed over flash and over the best exact softmax, and from which length on.
+    """How many times as fast each mechanism is as the fastest exact softmax, and from which length on it is faster.
 
-    One row per mechanism, dtype, pass, mask and length. `over_flash` is the speed over flash in float32 in the same
-    rounds, if it was measured; `over_best` is over `best`, the fastest exact softmax. `from_seq_len` is the length from
-    which the mechanism stays faster than `best`, with its interval; missing if the measured lengths show no crossover.
+    Above 1 is faster, in the same rounds; in brackets the interval over rounds. *Faster from*: from this length on a
+    mechanism stays faster, with its interval; or at all lengths that were measured, or at none. Shown is the longest
+    length; the CSV has all, and the speed over flash in float32 (`over_flash`).
     """
     timed, _ = _timed(frame)
     best, keys = _over_best(timed), ["cell_id", "entry"]

@@ -59,9 +59,11 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Each mechanism's share of the device's peak, by mask and length.
+    """Each mechanism's share of the most that this machine can do (the ceiling), by mask and length.
 
-    Further columns: the share of the plain reference, if it was measured, and why a share is below a quarter.
+    The ceiling was measured in the same rounds: of a matrix product (compute) or of a copy (memory). 100 % is the
+    ceiling. Work is counted by the mechanism's own formula. Where the share is empty, the data stay in caches, which
+    are faster than that ceiling. The plain reference is the code that shows the formula.
     """
     points = _points(_select(frame)[0]).sort_values(["causal", "seq_len", "share"], ascending=[True, True, False])
     references = frame[(frame["bench"] == "roofline") & (frame["impl"] == "reference")]

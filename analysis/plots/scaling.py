@@ -121,9 +121,9 @@ def steps_per_second(frame: pd.DataFrame) -> Picture:
 
 
 def steps_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Training steps per second beside the papers' (PolySketchFormer, Table 4).
+    """Training steps per second beside the papers' (PolySketchFormer, Table 4); higher is better.
 
-    One row per benchmark, mechanism and length; the papers' numbers are for GPT-2 small on the hardware that
+    In brackets the interval. The papers' models are larger: GPT-2 small, on the hardware that
     `bench/published/polysketchformer.toml` names.
     """
     rows, _ = _steps(frame)

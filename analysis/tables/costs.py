@@ -9,9 +9,10 @@ from analysis.selection import MissingRecords, disturbance, newest, require_ok, 
 
 
 def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
-    """The correctness gate's share of the cells' time.
+    """What the check of correctness before each measurement takes.
 
-    One row per benchmark, pass and length: the gate's seconds, and its share of a cell's whole duration.
+    For each benchmark, pass and length: the median over cells of the check's seconds, and of its share of a cell's
+    whole time; then the largest share, and whose it is.
     """
     cells = frame[(frame["status"] == "ok") & frame["check_s"].notna() & (frame["duration_s"] > 0)]
     cells = cells.drop_duplicates("cell_id")
@@ -85,10 +86,11 @@ PAPER_HEAD_DIM, PAPER_FEATURES = 32, 256
 
 
 def multiplications(frame: pd.DataFrame) -> pd.DataFrame:
-    """Multiplications of one head beside the paper's leading terms (Skeinformer, Table 3); half the FLOPs.
+    """Multiplications of one head beside the paper's leading terms (Skeinformer, Table 3).
 
-    One row per mechanism and length, measured at the paper's p = 32 and d = 256. The paper leaves out Reformer,
-    whose cost depends on the input.
+    One row per mechanism and length, at the paper's p = 32 and d = 256. Ours are half the FLOPs of the mechanism's own
+    formula; those that were counted while it ran stand beside them. The paper leaves out Reformer, whose cost depends
+    on the input.
     """
     cells = frame[(frame["bench"] == "flops") & (frame["status"] == "ok") & (frame["head_dim"] == PAPER_HEAD_DIM)]
     cells = cells[cells["mechanism"].isin(TABLE_3) & cells["features"].fillna(PAPER_FEATURES).eq(PAPER_FEATURES)]

@@ -31,9 +31,10 @@ NEEDS = f"needs an ok record of bench=train with task={' or '.join(TASKS)}"
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     """Accuracy and time on Long Range Arena beside all rows of the paper's Tables 1 and 2 (Skeinformer).
 
-    Ours and the paper's numbers share a row only if the data and the length are the same. Accuracies have intervals
-    over seeds and groups of test examples. Ranks are given only if softmax beats every control. Times are of runs on
-    quiet cores, the paper's of a V100; `minutes in total` is for all training steps.
+    Test examples that are right, in percent, with 95 % intervals over seeds and groups of test examples. Ours and the
+    paper's numbers share a row only if the data and the length are the same; those of a stand-in or another length
+    compare with none of the paper's. Ranks are given only if softmax beats every control. Times, in the CSV, are of
+    runs on quiet cores, the paper's of a V100; `minutes in total` is for all training steps.
     """
     data, _ = trained_cells(frame, TASKS)
     rows = [row for key, own in panels(data) for row in _of_panel(key, own)]
@@ -103,8 +104,8 @@ def protocols(frame: pd.DataFrame) -> pd.DataFrame:
     """The effect of each option of the protocol on Long Range Arena: one row for each task, mechanism and option.
 
     The difference, in points, is the accuracy with the option minus that with the protocol of most runs, paired by seed
-    and group of test examples. Verdicts are corrected for all rows (Holm); `as good as` is within 2 points. The last
-    columns are the mechanism's lead over softmax with both protocols.
+    and group of test examples. Verdicts are corrected for all rows (Holm); `as good as` is within 2 points. `ahead of
+    softmax` is the mechanism's lead with the usual protocol, the column after it with the option.
     """
     cells = frame[(frame["bench"] == "train") & frame["inputs"].isin(TASKS) & (frame["metric"] == ACCURACY)]
     cells = cells[cells["status"] == "ok"]

@@ -22,8 +22,8 @@ MIB = 2.0**-20
 def peers(frame: pd.DataFrame) -> pd.DataFrame:
     """The zoo's mechanisms beside the same ones from other packages, by mask, pass, dtype and length.
 
-    `speed` is the package's time divided by the zoo's (above 1: the zoo is faster), the median over rounds with its
-    interval and verdict; `mib` and `peer_mib` are the peak memory of both if `bench=memory` measured it.
+    Speed over the package is its time divided by ours in the same rounds (above 1: ours is faster), the median with its
+    interval and verdict. Peak memory is of both, if `bench=memory` measured it.
     """
     timed, shared = _of(frame, "compare", "latency"), [*CONDITIONS, *SIZES]
     both = timed.merge(timed, on=["cell_id", "ended", *shared], suffixes=("", "_peer"))

@@ -5,10 +5,10 @@ The CSV of the same name has every row, column and digit.
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.controls import BLIND
 from analysis.formats import markdown, with_intervals
 from analysis.selection import PASSES, mask
 from analysis.training import BENCHES
@@ -45,20 +45,12 @@ SETTINGS = ("task is", "layers", "heads", "head dim", "dtype", "learning rate", 
 """Columns about our runs, which are empty in rows that only a paper has."""
 
 
-class View(NamedTuple):
-    """How a table is shortened, and the sentences that explain its columns."""
-
-    shorten: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
-    says: str = ""
-
-
-def readable(name: str, table: pd.DataFrame, linked: bool = True) -> str:
-    """The table in Markdown: what the columns mean, the rows, what they have in common, and where the rest is.
+def readable(name: str, table: pd.DataFrame, says: str = "", linked: bool = True) -> str:
+    """The table in Markdown: what it `says`, the rows, what they have in common, and where the rest is.
 
     `linked` adds a link to the CSV of the same name in the same folder.
     """
-    view = VIEWS.get(name, View())
-    shown = view.shorten(table)
+    shown = VIEWS[name](table) if name in VIEWS else table
     for column in VALUES.keys() & set(shown):
         shown = shown.assign(**{column: shown[column].map(VALUES[column])})
     text = with_intervals(pd.DataFrame({column: shown[column].map(_cell) for column in shown}, dtype=object))
@@ -67,7 +59,7 @@ def readable(name: str, table: pd.DataFrame, linked: bool = True) -> str:
     same = [column for column in list(text)[1:] if len(text) > 1 and len(values[column]) < 2]
     common = [f"{WORDS.get(column, column)} {value}" for column in same for value in values[column] if value]
     text = text.drop(columns=same).rename(columns=WORDS)
-    parts = [view.says, _told_apart(table) if "task is" not in shown else "", markdown(text[:MOST])]
+    parts = [says, _told_apart(table) if "task is" not in shown else "", markdown(text[:MOST])]
     parts += [f"In all rows that were measured here: {'; '.join(common)}."] if common else []
     cut = f"These are the first {MOST} of {len(text)} rows. " if len(text) > MOST else ""
     parts.append(cut + (f"All rows and columns, with every digit: [{name}.csv]({name}.csv)." if linked else ""))
@@ -222,52 +214,25 @@ def _measured(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
     return lambda table: table[table[column].notna()] if table[column].notna().any() else table
 
 
+def _diagnostic(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """Put rows last whose verdict in `column` is missing or that their task is not diagnostic: they rank nobody."""
+    return lambda table: table.loc[(table[column].isna() | (table[column] == BLIND)).sort_values(kind="stable").index]
+
+
 def _without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
     return lambda table: table.drop(columns=[name for name in columns if name in table])
 
 
-VIEWS: dict[str, View] = {
-    "crossover_speeds": View(
-        _crossover,
-        "How many times as fast each mechanism is as the fastest exact softmax in the same rounds, at the longest "
-        "length that was measured. Above 1 is faster; in brackets the interval. Last but one: the length from which it "
-        "stays faster.",
-    ),
-    "trained": View(
-        _trained,
-        "Median over seeds, in brackets the lowest and the highest. Text is compared by its loss (lower is better), "
-        "the other tasks by how many examples are right in every answer (higher is better).",
-    ),
-    "skeinformer_table1": View(
-        _arena,
-        "Long Range Arena: test examples that are right, in percent, with 95 % intervals over seeds and groups of test "
-        "examples. Numbers of a stand-in or another length compare with none of Skeinformer's, which are of the data "
-        "in their first row. The CSV has times, too.",
-    ),
-    "settings": View(
-        says="Exact softmax over the whole context against the best control, over the same seeds: below 0 nats, "
-        "context helps. What differs is said beside the setting that most others share."
-    ),
-    "polysketchformer_tables2_3": View(_measured("perplexity"), "Test perplexity: lower is better."),
-    "polysketchformer_table4": View(
-        _steps,
-        "Training steps per second: higher is better. The paper's models are larger, and "
-        "`bench/published/polysketchformer.toml` names their hardware.",
-    ),
-    "peers": View(
-        _peers,
-        "Speed over the package: the package's time over ours in the same rounds; above 1, ours is faster. In brackets "
-        "the interval.",
-    ),
-    "gate_cost": View(
-        _gate, "What the check of correctness before each measurement takes, from the smallest to the largest median."
-    ),
-    "roofline_shares": View(
-        _without("MB", "FLOP/byte", "GFLOP/s or GB/s"),
-        "The ceiling is the most that this machine can do, measured in the same rounds: of its matrix product "
-        "(compute) or of a copy (memory). 100 % is the ceiling. Work is counted by the mechanism's own formula. Where "
-        "the share is empty, the data stay in caches, which are faster than that ceiling. The plain reference is the "
-        "code that shows the formula.",
-    ),
+VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "crossover_speeds": _crossover,
+    "trained": _trained,
+    "skeinformer_table1": _arena,
+    "polysketchformer_tables2_3": _measured("perplexity"),
+    "polysketchformer_table4": _steps,
+    "peers": _peers,
+    "gate_cost": _gate,
+    "roofline_shares": _without("MB", "FLOP/byte", "GFLOP/s or GB/s"),
+    "paired": _diagnostic("verdict"),
+    "equal_quality": _diagnostic("loss is"),
 }
-"""Views of the tables that are longer than a page, or whose columns need an explanation."""
+"""How tables are shortened that are longer than a page."""

@@ -14,10 +14,10 @@ SPREAD = {"": "value", "lowest ": "low", "highest ": "high"}
 
 
 def trained(frame: pd.DataFrame) -> pd.DataFrame:
-    """Loss and right answers of trained models, over their seeds.
+    """Loss and right answers of trained models: the median over seeds, in brackets the lowest and the highest.
 
-    Rows are sorted by name, because a few short runs are no ranking. An example is right if all its answers are; for
-    language models, single tokens are counted. The column `right are` says which.
+    Text is compared by its loss in nats (lower is better), the other tasks by how many examples are right in every
+    answer (higher is better). Rows are sorted by name, because a few short runs are no ranking.
     """
     data, _ = trained_cells(frame)
     # For text, the accuracy of tokens replaces that of examples.
@@ -33,9 +33,10 @@ def trained(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def perplexities(frame: pd.DataFrame) -> pd.DataFrame:
-    """Test perplexity beside the papers' (PolySketchFormer, Tables 2 and 3), and that of n-grams.
+    """Test perplexity beside the papers' (PolySketchFormer, Tables 2 and 3), and that of n-grams; lower is better.
 
-    The papers' models have 12 or 13 layers of 12 heads x 64, and were trained on other texts.
+    The median over seeds, in brackets the lowest and the highest. The papers' models have 12 or 13 layers of 12 heads x
+    64, and were trained on other texts.
     """
     data, _ = trained_cells(frame, ["language_modelling"])
     table = _rows(data, {"perplexity": ("perplexity", 1)}, sizes=True)
@@ -46,7 +47,11 @@ def perplexities(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def solved(frame: pd.DataFrame) -> pd.DataFrame:
-    """Copying and induction beside the paper's (PolySketchFormer, Table 5 and Appendix F.2)."""
+    """Right answers in copying and induction beside the paper's (PolySketchFormer, Table 5 and Appendix F.2).
+
+    Test examples that are right in every answer, in percent: the median over seeds, in brackets the lowest and the
+    highest. The paper's are of longer inputs, each with a row of its own.
+    """
     data, _ = trained_cells(frame, ["selective_copying", "induction_heads"])
     tables = []
     for task, rows in data.groupby("inputs", sort=False):
@@ -57,7 +62,10 @@ def solved(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def thesis(frame: pd.DataFrame) -> pd.DataFrame:
-    """Final loss of sequence reversal: ours over several seeds, beside the thesis' single run."""
+    """Final loss of sequence reversal beside the thesis' single run (Reizin), which is of longer inputs.
+
+    Ours is the median over seeds, in brackets the lowest and the highest.
+    """
     data, _ = trained_cells(frame, ["reversal"])
     table = beside(_rows(data, {"loss (nats)": ("loss", 1)}), "loss", of="reversal")
     return table.rename(columns={"reversal (thesis)": "thesis"})

@@ -1,19 +1,23 @@
 """`dry_run=true`: what a sweep would measure, and how long that may take."""
 
+import contextlib
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.common.errors import ConfigError, bounded
 from bench.execution.precheck import check_cells
 from bench.execution.sweep import Sweep, attempts_of, pending, to_make
 from bench.plan.cell import Cell
 from bench.records.plans import OF_SIZE, Durations, duration
-from bench.records.store import Store
 from bench.records.summary import Results
 
 PUBLISHED = Path(__file__).parents[2] / "results"
 """The records that a clone comes with, of another machine; an installed package has none."""
+# The configuration of a cell that was measured, and how many seconds it took.
+Took = tuple[Mapping[str, Any], float]
 # Most lines of cells; those with the same title and time, which differ in the seed, say, share a line.
 MOST = 50
 
@@ -34,9 +38,10 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError
     except ConfigError as error:
         refused = error
     todo = [cell for cell in cells if not cell.unsupported]
-    here = _expected(todo, [store])
+    here = _expected(todo, [(record.config, record.duration_s) for record in store.load() if record.status == "ok"])
     others = [cell for cell in todo if cell.cell_id not in here]
-    there = _expected(others, map(Results, sorted(published.glob("*/")))) if others else {}
+    took = list(_published(published)) if others else []
+    there = _expected(others, took)
     unknown = [cell for cell in others if cell.cell_id not in there]
     done = len(sweep.cells) - len(cells)
     lines = [f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already, {len(cells)} to measure"]
@@ -44,20 +49,37 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError
     lines += to_make(cells, store)
     for expected, machine in ((here, ""), (there, f" on the machine of {published.name}/")):
         if expected:
-            took = f"about {duration(sum(expected.values()))} for {len(expected)} cells in turn"
-            lines.append(f"time: {took}, as others of their sizes took{machine}")
+            about = f"about {duration(sum(expected.values()))} for {len(expected)} cells in turn"
+            lines.append(f"time: {about}, as others of their sizes took{machine}")
     if unknown:
         least, most = sum(map(_least, unknown)), sum(cell.timeout for cell in unknown)
         bounds = _between(least, most, " (their samples alone)", "their timeouts")
         lines.append(f"time: {bounds} for {len(unknown)} cells in turn, of whose sizes there is no record")
+        lines += _alike(unknown, took, published.name)
     return "\n".join(map(bounded, lines)), refused
 
 
-def _expected(cells: Sequence[Cell], stores: Iterable[Store]) -> dict[str, float]:
-    """The expected seconds of those cells, by their ids, of whose sizes the stores have records."""
-    durations = Durations(
-        (record.config, record.duration_s) for store in stores for record in store.load() if record.status == "ok"
-    )
+def _published(folder: Path) -> Iterator[Took]:
+    """The configuration and the seconds of each ok cell below a folder; reads no samples, which would take seconds."""
+    for path in folder.glob("*/records/*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # somebody may have edited it
+            fields = json.loads(path.read_bytes())
+            if fields["status"] == "ok":
+                yield fields["config"], fields["duration_s"]
+
+
+def _alike(cells: Sequence[Cell], took: Sequence[Took], machine: str) -> Iterator[str]:
+    """How long other sizes of the cells' benchmarks took, a line for each benchmark that has records."""
+    for bench in sorted({cell.config["bench"]["name"] for cell in cells}):
+        if known := sorted(seconds for config, seconds in took if config["bench"]["name"] == bench):
+            least, middle, most = (duration(known[place]) for place in (0, len(known) // 2, -1))
+            took_each = f"{least} to {most} each (median {middle})"
+            yield f"  others of bench={bench} took {took_each} on the machine of {machine}/"
+
+
+def _expected(cells: Sequence[Cell], took: Iterable[Took]) -> dict[str, float]:
+    """The expected seconds of those cells, by their ids, of whose sizes there are records."""
+    durations = Durations(took)
     expected = {cell.cell_id: durations.expected(cell.config, OF_SIZE) for cell in cells}
     return {cell_id: seconds for cell_id, seconds in expected.items() if seconds is not None}
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_records import compare, memory, roofline, train, train_step
+from synthetic_records import compare, memory, train, train_step
 
+from analysis.controls import BLIND
 from analysis.frame import tidy
 from analysis.plots import crossover, scaling
-from analysis.plots import roofline as ceilings
-from analysis.registry import TABLES
+from analysis.registry import TABLES, explanation
 from analysis.tables import trained
 from analysis.tables.peers import peers
 from analysis.tables.people import MOST, VALUES, WORDS, readable
@@ -103,9 +103,16 @@ def test_ways_of_measuring_and_passes_stand_beside_each_other(rng):
     assert body[header.index("forward: peak memory, ours / the package's (MiB)")] == peaks
 
 
-def test_a_share_of_the_ceiling_is_explained(rng):
-    text = readable("roofline_shares", ceilings.table(tidy([roofline("flash", 1024, rng)])))
-    assert "100 % is the ceiling" in text.splitlines()[0] and "achieved share of the ceiling (%)" in rows(text)[0]
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_says_what_it_is_and_what_its_columns_mean(name):
+    first, *more = explanation(name).split("\n\n")
+    assert first.endswith(".") and len(" ".join(more).split()) > 10 and "Raises" not in first + "".join(more)
+
+
+def test_what_ranks_nobody_comes_last_and_what_is_said_first():
+    table = pd.DataFrame({"task": list("abcd"), "verdict": [BLIND, "worse", np.nan, "better"]})
+    text = readable("paired", table, "Said.")
+    assert text.startswith("Said.\n\n| task") and [row[0] for row in rows(text)[1:]] == ["b", "d", "a", "c"]
 
 
 def test_values_are_words():

@@ -66,16 +66,19 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     done = record(sweep.cells[0].config, {"passes": {"forward": {"samples": [2e6] * 5}}, "tokens": 32}, status="ok")
     Store(folder).write(type(done)(**{**vars(done), "cell_id": sweep.cells[0].cell_id, "duration_s": 7.0}))
     assert sweep.cells[0].config["seq_len"] == 32
-    unreadable = record(sweep.cells[1].config, {"passes": {"forward": {"samples": []}}, "tokens": 64}, status="ok")
-    Store(folder).write(type(done)(**{**vars(unreadable), "cell_id": sweep.cells[1].cell_id}))
+    bad = record(sweep.cells[1].config, {"passes": {"forward": {"samples": []}}, "tokens": 64}, status="ok")
+    unreadable = Store(folder).write(type(done)(**{**vars(bad), "cell_id": sweep.cells[1].cell_id}))
     again = dry_run(planned(*given, "attention=flash,linear", "seq_len=32,64"), NOWHERE)[0]
     assert "4 cells, 1 done already, 3 to measure" in again and "latency flash n=32" not in again
     assert "latency linear n=32: about 7 s" in again and "about 7 s for 1 cells" in again
     assert "2 cells in turn, of whose sizes there is no record" in again
+    assert "others of bench" not in again
+    unreadable.write_text("{")  # as if somebody had edited it
     elsewhere = planned("results_dir=other", *given[1:], "attention=flash,linear", "seq_len=32,64")
     published = dry_run(elsewhere, tmp_path)[0]  # as if this folder had come with the code
     assert "latency flash n=32: about 7 s" in published and "time: about 14 s" in published
     assert f"for 2 cells in turn, as others of their sizes took on the machine of {tmp_path.name}/" in published
+    assert f"others of bench=latency took 7 s to 7 s each (median 7 s) on the machine of {tmp_path.name}/" in published
 
 
 def test_a_dry_run_says_what_is_drawn_once_before_the_first_step(tmp_path):
