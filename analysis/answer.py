@@ -190,8 +190,8 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
         return [f"{words}: use exact softmax up to n = {most:,}; {word}."]
     first = min(ahead, key=lambda one: one.from_n)
     at = best.training_n if best.training else best.n
-    what = "a forward and backward pass" if best.training else "a forward pass"
-    gain = f"{what} is {speed(best.training or best.forward)} as fast as the best exact softmax's at n = {at:,.0f}"
+    what = "forward and backward pass together" if best.training else "forward pass"
+    gain = f"{speed(best.training or best.forward)} as fast as the best exact softmax at n = {at:,.0f} ({what})"
     is_fastest = f"the fastest{' to train' if best.training else ''}: {gain}."
     from_there = (
         f"{words}: use exact softmax below n = {_rounded(first.from_n)}; from there on `{first.attention}` is faster"
@@ -206,7 +206,7 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
 
 
 def _of_memory(own: list[Answer]) -> list[str]:
-    """A sentence: the least peaks at the longest length, of a forward pass and of training."""
+    """A sentence: the smallest peaks at the longest length, of a forward pass and of training."""
     measured_peaks = {
         "a forward pass": [(one.memory_n, one.memory, one.attention) for one in own],
         "training": [(one.training_memory_n, one.training_memory, one.attention) for one in own],
@@ -220,9 +220,8 @@ def _of_memory(own: list[Answer]) -> list[str]:
     if not least:
         return []
     peaks = [f"{_times(ratio)} in {what} (`{name}`, n = {n:,.0f})" for what, (ratio, name, n) in least.items()]
-    none = "" if min(least.values())[0] < CLEARLY else "None clearly saves memory: "
-    said = f"{none}the least peak, over that of the softmax that needs least, is {' and '.join(peaks)}."
-    return [said[0].upper() + said[1:]]
+    saves = "Memory" if min(least.values())[0] < CLEARLY else "No mechanism clearly saves memory"
+    return [f"{saves}: the smallest peak is, as a multiple of the best softmax's, {' and '.join(peaks)}."]
 
 
 def _of_errors(own: list[Answer], ahead: list[Answer]) -> list[str]:
@@ -233,17 +232,16 @@ def _of_errors(own: list[Answer], ahead: list[Answer]) -> list[str]:
     if not known:
         return []
     near = min(faster or nearer or known, key=lambda one: one.error or (math.inf,))
-    name, at = f"`{near.attention}`", f"at n = {near.error_n:,.0f}"
-    errors = f"is {_error(near.error)} {at}, that of averaging the values {_error(near.averaging)}"
-    than = "to a trained model's softmax than averaging"
+    name = f"`{near.attention}`"
+    errors = f"error {_error(near.error)} at n = {near.error_n:,.0f}, averaging the values {_error(near.averaging)}"
+    place = "In place of a trained model's softmax"
     if faster:
-        where = f"faster from n = {said_length(near)} on"
-        return [f"In place of a trained model's softmax the nearest is {name}, {where}: its error {errors}."]
+        return [f"{place}, {name} is the nearest that is faster, from n = {said_length(near)} on: {errors}."]
     if nearer:
-        return [f"{name} is nearer {than}, but not faster than softmax: its error {errors}."]
+        return [f"{place}, {name} is nearer than averaging, but not faster: {errors}."]
     if len(known) > 1:
-        return [f"No approximation that was measured is clearly nearer {than}: the error of {name} {errors}."]
-    return [f"{name}, the only approximation that was measured, is not clearly nearer {than}: the error {errors}."]
+        return [f"{place}, no approximation that was measured is clearly better than averaging; {name}: {errors}."]
+    return [f"{place}, {name} (no other was measured) is not clearly better than averaging: {errors}."]
 
 
 def _disturbed(rows: pd.DataFrame) -> str | None:

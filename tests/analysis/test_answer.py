@@ -13,7 +13,7 @@ from analysis.selection import MissingRecords
 from bench.records.store import Store
 
 LENGTHS = (512, 1024, 2048, 4096)
-LEAST = "he least peak, over that of the softmax that needs least, is"
+LEAST = "the smallest peak is, as a multiple of the best softmax's,"
 
 
 def timed(rng, times, n, causal=False, measured_pass="forward", rounds=20, **changes):
@@ -92,12 +92,13 @@ def test_memory_is_over_the_softmax_that_needs_least_under_the_same_mask_and_sha
     times = peaks["skeinformer"] / min(peaks["flash"], peaks["softmax"])
     assert (
         times > 1
-        and f"None clearly saves memory: t{LEAST} {times:.1f}x in a forward pass (`skeinformer`, n = 2,048)" in said
+        and f"No mechanism clearly saves memory: {LEAST} {times:.1f}x in a forward pass (`skeinformer`, n = 2,048)"
+        in said
     )
     assert " at 2,048" in answer.lines(answer.answers(tidy(records)))["memory"].iloc[0], "the speeds are of 4,096"
     small = tidy(records)
     small.loc[(small["attention"] == "skeinformer") & (small["metric"] == "peak_memory"), "value"] = peaks["flash"] / 4
-    assert f" T{LEAST} 0.2x in a forward pass" in answer.sentences(answer.answers(small))[0]
+    assert f" Memory: {LEAST} 0.2x in a forward pass" in answer.sentences(answer.answers(small))[0]
     assert math.isnan(only(tidy([*records[: len(LENGTHS)], *held[3:]]), "skeinformer").memory)
 
 
@@ -112,12 +113,12 @@ def test_an_approximation_is_advised_where_it_is_clearly_nearer_than_averaging(f
     for error, is_near in (((0.01, 0.009, 0.011), True), ((9.0, 8.0, 10.0), False)):
         frame.loc[is_own, ["value", "low", "high"]] = error
         (said,) = answer.sentences(answer.answers(frame))
-        assert "softmax below n = 1,100; from there on `skeinformer` is faster, and the fastest to train: a f" in said
+        assert "softmax below n = 1,100; from there on `skeinformer` is faster, and the fastest to train: 4" in said
         nearest = (
-            "the nearest is `skeinformer`, faster from n = 1,100 on: its error is 0.01 (0.01 to 0.01) at n = 1,024"
+            "`skeinformer` is the nearest that is faster, from n = 1,100 on: error 0.01 (0.01 to 0.01) at n = 1,024"
         )
         assert (nearest in said) == is_near
-        assert ("`skeinformer`, the only approximation that was measured, is not clearly nearer" in said) != is_near
+        assert ("`skeinformer` (no other was measured) is not clearly better than averaging" in said) != is_near
 
 
 def test_a_near_approximation_that_is_not_faster_is_no_advice_but_is_not_denied(rng):
@@ -129,7 +130,7 @@ def test_a_near_approximation_that_is_not_faster_is_no_advice_but_is_not_denied(
     is_own = (frame["attention"] == "skeinformer") & (frame["metric"] == "relative")
     frame.loc[is_own, ["value", "low", "high"]] = (0.01, 0.009, 0.011)
     (said,) = answer.sentences(answer.answers(frame))
-    assert "`skeinformer` is nearer to a trained model's softmax than averaging, but not faster than softmax" in said
+    assert "In place of a trained model's softmax, `skeinformer` is nearer than averaging, but not faster" in said
 
 
 def test_softmax_is_no_answer_where_dtypes_were_compared_in_one_cell(rng):
