@@ -42,7 +42,8 @@ def test_kills_of_two_workers_cost_no_cell(tmp_path, promise):
     records = sweep.records()
     crashed = {record.cell_id for record in records if record.status == "crash"}
     assert process.returncode == (1 if crashed else 0) and "Traceback" not in stderr, stderr
-    assert len(sweep.ok()) == CELLS - len(crashed) and killed - len(crashed) <= 2
+    # A process that was killed between two cells costs none.
+    assert len(sweep.ok()) == CELLS - len(crashed) and 0 < len(crashed) <= killed
     sweep.assert_goes_on()
     assert {record.status for record in sweep.records()} <= {"ok", "crash"}
     finished = sweep.run()
