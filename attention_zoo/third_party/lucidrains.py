@@ -89,7 +89,8 @@ class LucidrainsPerformer(PortedAttention):
     It adds 1e-4 to every feature, relative to the largest of its query or of all keys; ours adds 1e-6 relative to the
     largest of its own query or key. The largest is a constant for gradients. If causal, the largest over all keys lets
     the future change past outputs. Without its CUDA code it has an m x h sum in memory for each of the 128 positions of
-    a chunk: as many multiplications as without blocks, and more memory traffic. It takes no mask.
+    a chunk: as many multiplications as without blocks, and more memory traffic. Its causal sums have the dtype of the
+    inputs, so in bfloat16 they lose digits, and `bench` calls long ones incorrect. It takes no mask.
 
     Args:
         num_features: m.

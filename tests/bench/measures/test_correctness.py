@@ -171,6 +171,9 @@ def right_cells(name, seed):
         if takes_causal(info.name) if causal else info.bidirectional:
             sizes = {"seq_len": n, "batch_size": batch, "num_heads": heads, "head_dim": h, "seed": seed}
             dtype = str(dtype).removeprefix("torch.")
+            # It sums over keys in the inputs' dtype: its causal sums in bfloat16 are wrong, and called so.
+            if (info.name, dtype, causal) == ("lucidrains_performer", "bfloat16", True) and n > 200:
+                continue
             yield cell(name, ["forward_backward"], attention=attention, causal=causal, dtype=dtype, **sizes)
 
 
