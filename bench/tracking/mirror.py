@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from filelock import FileLock
 from tqdm import tqdm
@@ -61,6 +62,8 @@ class Mirror:
         self.database = None if uri else self.results_dir / "mlflow.db"
         self.uri = uri or f"sqlite:///{self.database}"
         self.artifacts_uri = (self.results_dir / "mlartifacts").as_uri()
+        self.answered = time.monotonic()
+        """When the store last answered."""
 
     def load(self) -> None:
         """Import MLflow, which takes one or two seconds, ahead of the other calls."""
@@ -210,7 +213,7 @@ class Mirror:
                     runs.write_without_waiting_for_the_disk()
                     if not self.database.exists():
                         runs.create_store(self.database, self.artifacts_uri)
-                client = runs.MlflowClient(self.uri)
+                client = cast("MlflowClient", _Noting(runs.MlflowClient(self.uri), self))
                 own = (self.uri, self.artifacts_uri) if self.database else None
                 yield runs.Runs(client, self._open(client), own)
 
@@ -242,6 +245,23 @@ class Mirror:
             if experiment.tags.get(key) != value:
                 client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
+
+
+class _Noting:
+    """An MLflow client that notes when it was answered, so that a slow server is told from a dead one."""
+
+    def __init__(self, client: MlflowClient, mirror: Mirror) -> None:
+        self._client, self._mirror = client, mirror
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            answer = method(*args, **kwargs)
+            self._mirror.answered = time.monotonic()
+            return answer
+
+        return noting
 
 
 def _read_once(record: Record) -> Record:

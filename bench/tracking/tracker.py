@@ -36,7 +36,8 @@ PATIENCE = {
 LIVE_INTERVAL_S = 5.0
 # How long the next cell waits for the mirror. Another process may hold a store's lock for minutes.
 LOCAL_WINDOW_S, SERVER_WINDOW_S = 60.0, 0.15
-# At the end of a sweep: how long to wait, how much longer per record, and after how long a message is printed.
+# At the end of a sweep: how long to wait without an answer, how much longer per record (a local store answers once for
+# many), and after how long a message is printed.
 FINISH_S, FINISH_RECORD_S, SILENT_S = 60.0, 0.5, 5.0
 LOCAL = ("sqlite:", "file:")
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
@@ -113,11 +114,14 @@ class Tracker:
         self._background.add(partial(mirror.sync, list(self._records.values())))
         if self.wants_summary(records):
             self._background.add(lambda: mirror.summary(sweep_id, records, figures, table(records)))
-        longest = FINISH_S + FINISH_RECORD_S * len(self._records)
+        began, longest = time.monotonic(), FINISH_S + FINISH_RECORD_S * len(self._records)
         if not self._background.wait(min(SILENT_S, longest)):
             say("all is measured, MLflow is still being told; Ctrl-C leaves that to the next sweep")
-            if not self._background.wait(longest - SILENT_S):
-                self._give_up(TrackingError(f"MLflow mirror of {mirror.results_dir}: not done after {longest:.0f} s"))
+            while (left := max(began, mirror.answered) + longest - time.monotonic()) > 0:
+                if self._background.wait(left):
+                    break
+            else:
+                self._give_up(TrackingError(f"MLflow mirror of {mirror.results_dir}: no answer for {longest:.0f} s"))
         self._background.add(None)
 
     def _send(self, mirror: Mirror, cell_id: str) -> None:

@@ -12,7 +12,7 @@ from synthetic_everything import everything
 from bench.common.errors import ConfigError
 from bench.plan.config import Config
 from bench.tracking import tracker as tracker_module
-from bench.tracking.mirror import Mirror
+from bench.tracking.mirror import Mirror, _Noting
 from bench.tracking.tracker import PATIENCE, Tracker
 
 ERROR_500 = b"HTTP/1.1 500 Oops\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
@@ -90,8 +90,30 @@ def test_what_does_not_get_on_is_left_to_the_next_sweep(tmp_path, monkeypatch, c
     mirror.sync(list(everything())[:1])
     mirror.finish("sweep", list(everything())[:1], [])
     assert time.monotonic() - began < 5
-    assert "not done after 1 s; the records are safe, the next sweep mirrors them" in capsys.readouterr().err
+    assert "no answer for 1 s; the records are safe, the next sweep mirrors them" in capsys.readouterr().err
     never.set()
+
+
+def test_a_slow_server_is_waited_for_as_long_as_it_answers(tmp_path, monkeypatch, capsys):
+    for name, seconds in {"FINISH_S": 1.0, "SILENT_S": 0.1, "LOCAL_WINDOW_S": 0.1}.items():
+        monkeypatch.setattr(tracker_module, name, seconds)
+
+    class Client:
+        def answer(self):
+            time.sleep(0.4)
+
+    def slow(self, *_):
+        for _ in range(5):
+            _Noting(Client(), self).answer()
+        done.append(True)
+
+    done = []
+    monkeypatch.setattr(Mirror, "create", slow)
+    monkeypatch.setattr(Mirror, "sync", lambda self, records: None)
+    mirror = tracker(tmp_path, None)
+    mirror.sync([])
+    mirror.finish("sweep", list(everything())[:1], [])
+    assert done and "warning" not in capsys.readouterr().err
 
 
 def test_a_local_store_has_a_record_before_the_next_cell_and_the_rest_in_the_end(tmp_path, monkeypatch):
