@@ -62,7 +62,7 @@ def exponents(frame: pd.DataFrame) -> pd.DataFrame:
     """How the error of sketched weights falls with the sketch size r: as r to which power (PolySketchFormer).
 
     An error that falls as 1 over the square root of r has the exponent -0.5. The kernel error is that of the weights
-    (Theorem 1.1), the sketch error that before they are squared (Theorem 2.2). In brackets 95 % intervals over draws.
+    (Theorem 1.1), the sketch error that before they are squared (Theorem 2.2). In brackets the intervals over draws.
     """
     data, _ = _select(frame)
     rows = []

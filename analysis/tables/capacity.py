@@ -77,9 +77,10 @@ def most_pairs(state_bytes: float, share: float) -> int:
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Pairs that a head's state recalls without training, its bytes, and the most pairs that any such state could.
 
-    `pairs`: so many can be written before less than 90 % of them are read back right; the mean over draws, with its
-    95 % interval. `more than tried`: in so many draws even the most pairs that were tried are recalled, so the true
-    number may be larger. `any state, at most`: with more pairs, no state of so many bytes can recall 90 % of them.
+    `pairs`: so many can be written before too few of them are read back right (less than 90 %, unless `bench.share` is
+    set); the mean over draws, with its interval. `more than tried`: in so many draws even the most pairs that were
+    tried are recalled, so the true number may be larger. `any state, at most`: with more pairs, no state of so many
+    bytes can recall that share of them.
     """
     data, _ = capacities(frame)
     bound = [

@@ -216,7 +216,9 @@ def _measured(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
 
 def _diagnostic(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
     """Put rows last whose verdict in `column` is missing or that their task is not diagnostic: they rank nobody."""
-    return lambda table: table.loc[(table[column].isna() | (table[column] == BLIND)).sort_values(kind="stable").index]
+    return lambda table: table.sort_values(
+        column, key=lambda verdicts: verdicts.isna() | (verdicts == BLIND), kind="stable"
+    )
 
 
 def _without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
@@ -235,4 +237,4 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "paired": _diagnostic("verdict"),
     "equal_quality": _diagnostic("loss is"),
 }
-"""How tables are shortened that are longer than a page."""
+"""How tables are put in order or shortened that are longer than a page."""

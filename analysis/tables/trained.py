@@ -50,7 +50,7 @@ def solved(frame: pd.DataFrame) -> pd.DataFrame:
     """Right answers in copying and induction beside the paper's (PolySketchFormer, Table 5 and Appendix F.2).
 
     Test examples that are right in every answer, in percent: the median over seeds, in brackets the lowest and the
-    highest. The paper's are of longer inputs, each with a row of its own.
+    highest. The paper's numbers of other lengths have rows of their own.
     """
     data, _ = trained_cells(frame, ["selective_copying", "induction_heads"])
     tables = []
@@ -62,9 +62,9 @@ def solved(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def thesis(frame: pd.DataFrame) -> pd.DataFrame:
-    """Final loss of sequence reversal beside the thesis' single run (Reizin), which is of longer inputs.
+    """Final loss of sequence reversal beside the thesis' single run (Reizin).
 
-    Ours is the median over seeds, in brackets the lowest and the highest.
+    Ours is the median over seeds, in brackets the lowest and the highest. The thesis' other length has its own rows.
     """
     data, _ = trained_cells(frame, ["reversal"])
     table = beside(_rows(data, {"loss (nats)": ("loss", 1)}), "loss", of="reversal")

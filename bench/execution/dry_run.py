@@ -55,26 +55,26 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError
         least, most = sum(map(_least, unknown)), sum(cell.timeout for cell in unknown)
         bounds = _between(least, most, " (their samples alone)", "their timeouts")
         lines.append(f"time: {bounds} for {len(unknown)} cells in turn, of whose sizes there is no record")
-        lines += _alike(unknown, took, published.name)
+        lines += _other_sizes(unknown, took, published.name)
     return "\n".join(map(bounded, lines)), refused
 
 
 def _published(folder: Path) -> Iterator[Took]:
     """The configuration and the seconds of each ok cell below a folder; reads no samples, which would take seconds."""
     for path in folder.glob("*/records/*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # somebody may have edited it
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # somebody may have edited it
             fields = json.loads(path.read_bytes())
             if fields["status"] == "ok":
                 yield fields["config"], fields["duration_s"]
 
 
-def _alike(cells: Sequence[Cell], took: Sequence[Took], machine: str) -> Iterator[str]:
+def _other_sizes(cells: Sequence[Cell], took: Sequence[Took], machine: str) -> Iterator[str]:
     """How long other sizes of the cells' benchmarks took, a line for each benchmark that has records."""
     for bench in sorted({cell.config["bench"]["name"] for cell in cells}):
         if known := sorted(seconds for config, seconds in took if config["bench"]["name"] == bench):
             least, middle, most = (duration(known[place]) for place in (0, len(known) // 2, -1))
-            took_each = f"{least} to {most} each (median {middle})"
-            yield f"  others of bench={bench} took {took_each} on the machine of {machine}/"
+            each = f"{least} to {most} each (median {middle})"
+            yield f"  others of bench={bench} took {each} on the machine of {machine}/"
 
 
 def _expected(cells: Sequence[Cell], took: Iterable[Took]) -> dict[str, float]:

@@ -85,11 +85,8 @@ class Sweep:
         """Files that no record needs."""
         unfinished = [path for path in self.results.rglob("*") if path.name.endswith((".tmp", "-journal"))]
         records, samples = (self.results / name for name in ("records", "samples"))
-        unread = [
-            path
-            for path in samples.glob("*")
-            if not (records / path.with_suffix("").with_suffix(".json").name).exists()
-        ]
+        names = {path: path.name.partition(".json")[0] for path in samples.glob("*")}
+        unread = [path for path, name in names.items() if not (records / f"{name}.json").exists()]
         return [*unfinished, *unread, *(self.results / "scratch").glob("*"), *self.tmp.iterdir()]
 
     def wait_for_orphans(self):

@@ -73,7 +73,7 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     assert "latency linear n=32: about 7 s" in again and "about 7 s for 1 cells" in again
     assert "2 cells in turn, of whose sizes there is no record" in again
     assert "others of bench" not in again
-    unreadable.write_text("{")  # as if somebody had edited it
+    unreadable.write_text("[]")  # as if somebody had edited it
     elsewhere = planned("results_dir=other", *given[1:], "attention=flash,linear", "seq_len=32,64")
     published = dry_run(elsewhere, tmp_path)[0]  # as if this folder had come with the code
     assert "latency flash n=32: about 7 s" in published and "time: about 14 s" in published

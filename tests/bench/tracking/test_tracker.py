@@ -12,7 +12,7 @@ from synthetic_everything import everything
 from bench.common.errors import ConfigError
 from bench.plan.config import Config
 from bench.tracking import tracker as tracker_module
-from bench.tracking.mirror import Mirror, _Noting
+from bench.tracking.mirror import Mirror
 from bench.tracking.tracker import PATIENCE, Tracker
 
 ERROR_500 = b"HTTP/1.1 500 Oops\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
@@ -98,13 +98,10 @@ def test_a_slow_server_is_waited_for_as_long_as_it_answers(tmp_path, monkeypatch
     for name, seconds in {"FINISH_S": 1.0, "SILENT_S": 0.1, "LOCAL_WINDOW_S": 0.1}.items():
         monkeypatch.setattr(tracker_module, name, seconds)
 
-    class Client:
-        def answer(self):
-            time.sleep(0.4)
-
-    def slow(self, *_):
+    def slow(self):
         for _ in range(5):
-            _Noting(Client(), self).answer()
+            time.sleep(0.4)
+            self.answered = time.monotonic()
         done.append(True)
 
     done = []
@@ -114,6 +111,13 @@ def test_a_slow_server_is_waited_for_as_long_as_it_answers(tmp_path, monkeypatch
     mirror.sync([])
     mirror.finish("sweep", list(everything())[:1], [])
     assert done and "warning" not in capsys.readouterr().err
+
+
+def test_an_answer_of_the_store_is_noted(tmp_path):
+    mirror = Mirror(tmp_path)
+    began = time.monotonic()
+    mirror.create()
+    assert began <= mirror.answered <= time.monotonic()
 
 
 def test_a_local_store_has_a_record_before_the_next_cell_and_the_rest_in_the_end(tmp_path, monkeypatch):
