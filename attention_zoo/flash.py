@@ -17,7 +17,7 @@ from attention_zoo.checks import check_choice
 from attention_zoo.info import UnsupportedError
 from attention_zoo.ops.decoding.states import KeyValueCache
 from attention_zoo.registry import register
-from attention_zoo.softmax import KernelSoftmax, Softmax
+from attention_zoo.softmax import KernelSoftmax, Softmax, contiguous_heads
 
 SDPA_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -106,6 +106,7 @@ class Flash(KernelSoftmax):
         return out, backend
 
     def _choose(self, query: Tensor, key: Tensor, value: Tensor, has_mask: bool, is_causal: bool) -> Choice:
+        query, key, value = contiguous_heads(query, key, value)
         # Asking the backends takes longer than a short attention. Their answer depends on the number of keys only by
         # its remainder and whether it is 1, so decoding asks only once for each of these.
         keys = min(key.shape[2], 2), key.shape[2] % CUDNN_MULTIPLE

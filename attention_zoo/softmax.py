@@ -62,6 +62,7 @@ class KernelSoftmax(Softmax):
         raise NotImplementedError
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        query, key, value = contiguous_heads(query, key, value)
         if padding is None:
             return self._kernel(query, key, value, None, self.causal)
         visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
@@ -74,6 +75,15 @@ class KernelSoftmax(Softmax):
         return out.masked_fill(blind, 0), backend
 
     def _fused_read(self, state: KeyValueCache, query: Tensor) -> tuple[Tensor, str]:
+        (query,) = contiguous_heads(query)
         if query.shape[2] == 1 and not state.has_padding:
             return self._kernel(query, state.keys, state.values, None, False)
         return self._masked(query, state.keys, state.values, state.visible_to(query.shape[2]))
+
+
+def contiguous_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """`(..., head_dim)` with the values of a head side by side, copied where they are not.
+
+    A kernel refuses other layouts, or PyTorch computes the n x n matrix in its place without saying so.
+    """
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)

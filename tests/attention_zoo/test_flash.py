@@ -4,6 +4,7 @@ import sys
 import pytest
 import torch
 from small import HEADS, assert_close, assert_near_exact, maker, outcomes, padding_mask, sized
+from torch.profiler import ProfilerActivity, profile
 
 from attention_zoo import UnsupportedError, flash
 from attention_zoo.flash import AUTO_ORDER, BACKENDS
@@ -33,6 +34,19 @@ def test_equals_softmax_with_gradients(causal, keys, mask, scale):
     for one, other in zip(outcomes(attention, given, masks(keys)[mask]), expected, strict=True):
         assert_close(one, other)
     assert attention.executed == ("fused", "flash")
+
+
+@pytest.mark.parametrize("mask", ["full", "padded"])
+def test_a_layout_that_pytorch_s_kernel_does_not_take_is_copied_instead_of_computed_by_its_math(mask):
+    attention, given = make(causal=True), qkv()
+    expected = attention(*given, masks(N)[mask])
+    # As after a convolution over tokens: the values of a head are N apart.
+    scattered = [x.mT.contiguous().mT for x in given]
+    with profile(activities=[ProfilerActivity.CPU]) as ran:
+        out = attention(*scattered, masks(N)[mask])
+    names = {event.key for event in ran.key_averages()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in names and "aten::bmm" not in names
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -157,7 +171,7 @@ def test_a_choice_is_remembered_for_the_same_question_only(asked):
         given[index].requires_grad_()
         choose(attention, given)
         assert len(asked) == 3 + index, "query, key or value requires grad"
-    strided = [x.mT for x in on_meta(H)]
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in on_meta()]
     for given in (on_meta(128), on_meta(256, 255), on_meta(dtype=torch.bfloat16), on_meta(H), strided):
         asked.clear()
         choose(attention, given)
