@@ -1,12 +1,30 @@
 """The optimizer: AdamW, or Muon for weight matrices inside the model."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bench.training.settings import Training
+
+
+class FloatProducts(TorchFunctionMode):
+    """Inside it, products of bfloat16 matrices are computed in float32 and rounded once.
+
+    torch's Muon multiplies in bfloat16, which a processor without such products emulates: ten times slower.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call `func`, a product with converted arguments."""
+        kwargs = kwargs or {}
+        if func in (Tensor.matmul, torch.addmm) and args[0].dtype == torch.bfloat16:
+            return func(*(each.float() for each in args), **kwargs).bfloat16()
+        return func(*args, **kwargs)
 
 
 class Optimizers:
@@ -32,8 +50,10 @@ class Optimizers:
 
     def step(self) -> None:
         """Update all weights once."""
-        for part in self.parts:
-            part.step()
+        on_cpu = self.param_groups[0]["params"][0].device.type == "cpu"
+        with FloatProducts() if on_cpu else contextlib.nullcontext():
+            for part in self.parts:
+                part.step()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all optimizers."""
