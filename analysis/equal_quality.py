@@ -14,7 +14,8 @@ UNKNOWN = "unknown"
 INTERLEAVED, APART = "interleaved", "minutes apart"
 NEEDS = "needs bench=train of softmax and another mechanism with losses by unit and two seeds or more"
 # Columns that identify a training step, apart from the machine.
-STEP = ["mechanism", "hyperparameters", "impl", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "work"]
+MECHANISM = ["mechanism", "hyperparameters", "impl"]
+STEP = [*MECHANISM, "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "work"]
 _SPEED = ["speed", "speed low", "speed high", "step", "timed"]
 
 
@@ -55,10 +56,12 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
         if not is_softmax[name] and (one := compared(own[name], own[str(found[key].positive)]))
     }
     ps = dict(zip(pairs, corrected([one.p for one in pairs.values()]), strict=True))
+    everywhere = pd.concat(by_length.values())
     rows: list[dict[str, Any]] = []
     for name in (name for name in names if not is_softmax[name]):
+        trained = everywhere[everywhere["series"] == name]
         for key, own in by_length.items():
-            row = {"task": key[0], "n": key[1], "attention": name, **_speed(own[own["series"] == name], speeds)}
+            row = {"task": key[0], "n": key[1], "attention": name, **_speed(_as_timed(own, name, trained), speeds)}
             if one := pairs.get((key, name)):
                 low, high = one.interval()
                 word = verdict(one, ps[key, name]) if found[key].is_diagnostic else BLIND
@@ -95,9 +98,21 @@ def _is_softmax(rows: pd.DataFrame) -> pd.Series:
     return (rows["exact"] & (rows["function"] == "softmax")).groupby(rows["series"]).any()
 
 
+def _as_timed(rows: pd.DataFrame, name: str, trained: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a series; where it was not trained, one with the model and task of the others.
+
+    A step that is not faster is an answer without a loss.
+    """
+    own = rows[rows["series"] == name]
+    if len(own):
+        return own
+    mechanism = trained.iloc[0][MECHANISM].to_dict()
+    return rows.head(1).assign(**mechanism, disturbance=None)
+
+
 def _speed(own: pd.DataFrame, speeds: pd.DataFrame) -> dict[str, object]:
     """The speed of one series at one length: the timed step that agrees in `STEP`."""
-    found = own.head(1).merge(speeds, on=STEP, suffixes=("", "_of_step")) if len(own) else own
+    found = own.head(1).merge(speeds, on=STEP, suffixes=("", "_of_step"))
     if found.empty:
         return {**dict.fromkeys(_SPEED), "disturbed": disturbance(own)}
     both = found[["disturbance_of_step"]].set_axis(["disturbance"], axis=1)

@@ -13,9 +13,10 @@ MOST_NAMED = 4  # in a sentence
 
 def machine(frame: pd.DataFrame) -> str:
     """Where the rows were measured: device, cores, threads, torch."""
-    device, threads = _values(frame, "device_name") or _values(frame, "device"), _values(frame, "threads")
-    threads += " thread" if threads == "1" else " threads"
-    return f"{device}, {_values(frame, 'cpu_count')} cores, {threads}, torch {_values(frame, 'torch')}"
+    device = _values(frame, "device_name") or _values(frame, "device")
+    counts = {name: _values(frame, column) for name, column in (("core", "cpu_count"), ("thread", "threads"))}
+    cores, threads = (f"{count} {name}{'' if count == '1' else 's'}" for name, count in counts.items())
+    return f"{device}, {cores}, {threads}, torch {_values(frame, 'torch')}"
 
 
 def setting(frame: pd.DataFrame) -> str:

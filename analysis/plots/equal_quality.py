@@ -11,13 +11,13 @@ from analysis.paired import MARGIN
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.controls import NAMED, names_of_rows
 from analysis.plots.layout import Picture
-from analysis.training import trained_cells
+from analysis.training import BENCHES, trained_cells
 
 ROW = 0.34
 """Height of a mechanism's row in inches."""
 _EXPLANATION = (
     "Left: time of a whole training step of the fastest exact softmax over theirs (above 1: faster), with 95 % "
-    "intervals, in the same rounds{}. Middle: test loss less softmax's, paired by seed and stretch of the test split, "
+    "intervals, in the same rounds{}. Middle: test loss minus softmax's, paired by seed and stretch of the test split, "
     "with 95 % intervals over both; grey: within {} nats, as good as. Right: filled where faster and as good or "
     "better, hollow where not, ? where that is unknown (no records, undecided, or not diagnostic); under each name, "
     "the shortest such length."
@@ -49,9 +49,12 @@ def figure(frame: pd.DataFrame) -> Picture:
         for panel in (speed, loss, both):
             marks.length_axis(panel, rows["n"])
         marks.value_axis(speed.yaxis, "speed over softmax's best")
-        loss.set_ylabel("loss less softmax's (nats)")
+        loss.set_ylabel("loss minus softmax's (nats)")
     apart = ", or of cells minutes apart" if (found["timed"] == "minutes apart").any() else ""
     text = [*notes(data), _EXPLANATION.format(apart, MARGIN), *more, captions.conditions(data)]
+    steps = frame[frame["bench"].isin(BENCHES)]
+    if len(steps) and (where := captions.machine(steps)) != captions.machine(data):
+        text.append(f"Steps were timed on {where}.")
     return layout.finish(drawn, properties, *text)
 
 

@@ -1,7 +1,7 @@
 """Costs over the context length: attention alone, decoding, a training step."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -22,8 +22,6 @@ class Panel(NamedTuple):
     """All cells, failed ones included, for the marks and the axis of lengths."""
     label: str
     scale: float = 1
-    says_missing: bool = False
-    """Whether the panel names the series that only other panels have."""
 
 
 @layout.styled()
@@ -41,11 +39,6 @@ def over_lengths(
         layout.title(place, panel.title)
         marks.over_lengths(place, panel.measured, panel.rows, properties, panel.scale)
         marks.length_axis(place, data["seq_len"])
-        missing = [name for name in properties if name not in set(panel.rows["series"])]
-        if panel.says_missing and missing:
-            words = layout.wrapped(f"not measured: {', '.join(map(layout.shown, missing))}", 0.6 * drawn.panel_width, 7)
-            look: dict[str, Any] = {"size": layout.SMALLEST, "color": "0.3", "bbox": marks.BOX, "va": "bottom"}
-            place.annotate(words, (0.03, 0.03), xycoords="axes fraction", gid="missing", **look)
     for place, panel in zip(axes.flat, panels, strict=True):
         if not share_y or place in axes[:, 0]:
             marks.log_axis(place.yaxis, panel.label)
@@ -106,16 +99,12 @@ def steps_per_second(frame: pd.DataFrame) -> Picture:
     The table `polysketchformer_table4` has the paper's numbers beside ours.
     """
     data, notes = _steps(frame)
-    panels = [
-        Panel(
-            f"training, {BENCHES[bench]}",
-            rows[rows["metric"] == "steps_per_second"],
-            rows,
-            "steps/s",
-            says_missing=True,
-        )
-        for bench, rows in data.groupby("bench", sort=False)
-    ]
+    panels = []
+    for bench, rows in data.groupby("bench", sort=False):
+        measured = rows[rows["metric"] == "steps_per_second"]
+        panels.append(Panel(f"training, {BENCHES[bench]}", measured, rows, "steps/s"))
+        if missing := sorted(set(data["series"]) - set(rows["series"])):
+            notes.append(f"Not measured {BENCHES[bench]}: {', '.join(map(layout.shown, missing))}.")
     explanation = f"Steps of training a whole model per second: medians, bars {intervals.bars(data)}."
     return over_lengths(data, panels, explanation, notes)
 

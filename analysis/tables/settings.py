@@ -10,6 +10,8 @@ from analysis.controls import NEEDS, compared, losses
 from analysis.paired import BETTER, UNDECIDED, Difference, corrected, verdict
 from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
 
+USUAL = "the usual"
+"""The name of the setting of the most frequent values."""
 _LOOKS = ("evaluate_every", "evaluation_examples", "test_examples", "test_lengths", "checkpoint_seconds")
 """Settings of training that change when and on what a model is evaluated, not what it learns."""
 
@@ -52,7 +54,7 @@ def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
         first, second = (min(kind, key=means.__getitem__) for kind in kinds)
         one = compared(by_series[first], by_series[second])
         if one is not None:
-            said = {"task": own["inputs"].iloc[0].replace("_", " "), "setting": name or "the usual"}
+            said = {"task": own["inputs"].iloc[0].replace("_", " "), "setting": name or USUAL}
             said |= {"softmax": means[first], "best control": second, "its loss": means[second]}
             said["disturbed"] = disturbance(own[own["series"].isin([first, second])])
             found.append((said, one))

@@ -54,6 +54,14 @@ def test_the_answer_is_the_planted_length(changes, said):
     assert answer(records(**changes)) == said
 
 
+@pytest.mark.parametrize(("faster", "said"), [((), "none up to n = 512"), ((512,), "unknown at n = 512")])
+def test_where_a_mechanism_was_not_trained_its_step_may_be_an_answer(faster, said):
+    frame = tidy(records(faster))
+    is_missing = (frame["bench"] == "train") & (frame["attention"] == "performer") & (frame["seq_len"] == 512)
+    rows = table(frame[~is_missing])
+    assert set(rows.loc[rows["attention"] == "performer", "equal from"]) == {said}
+
+
 def test_what_nobody_can_tell_is_unknown():
     assert answer(records(LENGTHS, seeds=4)) == "unknown at n = 128 and 256 and 512"
     blind = LOSSES | {"local": 1.9}
@@ -171,6 +179,13 @@ def test_captions_say_whether_steps_were_minutes_apart():
     ):
         text = caption(equal_quality.figure(tidy([*trained, *steps])))
         assert ("or of cells minutes apart" in text) == is_said
+
+
+def test_captions_say_where_steps_were_timed_if_not_where_models_were_trained():
+    frame = tidy(records())
+    assert "Steps were timed on" not in caption(equal_quality.figure(frame))
+    elsewhere = frame.assign(threads=frame["threads"].where(frame["bench"] == "train", 7))
+    assert "Steps were timed on" in (said := caption(equal_quality.figure(elsewhere))) and "7 threads" in said
 
 
 def test_a_disturbed_step_disturbs_its_row_and_so_does_softmax():
