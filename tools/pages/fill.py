@@ -11,7 +11,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from tools.pages import answers, gallery, mechanism, notebook_page, pathfinder, readings
+from tools.pages import answers, gallery, mechanism, notebook_page, pathfinder, readings, search
 
 DOCS = Path(__file__).parents[2] / "docs"
 END = "<!-- /made -->"
@@ -32,6 +32,7 @@ MADE: dict[str, Callable[..., str]] = {
     "decoding": answers.decoding,
     "sentence": answers.sentence,
     "pathfinder": pathfinder.learned,
+    "searched": search.tried,
     "notebook": notebook_page.page,
 }
 

@@ -1,0 +1,25 @@
+"""In which settings of language modelling context helps, from the records in results/quality and results/search."""
+
+import pandas as pd
+
+from analysis.frame import load
+from analysis.tables import settings
+from tools.pages import readings, zoo
+
+SOFTMAX, WINDOW = "flash", "local_sliding"
+
+
+def tried() -> str:
+    """A row for each setting, softmax's largest advantage first: mean losses, their difference, seeds.
+
+    Intervals are over seeds and stretches of the test text. The setting that all others change is in results/quality.
+    """
+    frame = pd.concat([load(readings.RESULTS / name) for name in ("quality", "search")], ignore_index=True)
+    pair = frame["attention"].isin((SOFTMAX, WINDOW)) & (frame["inputs"] == "language_modelling")
+    rows = []
+    for one in settings.table(frame[pair]).to_dict("records"):
+        change = one["setting"] if one["setting"] == settings.USUAL else f"`{one['setting']}`"
+        difference = f"{one['difference (nats)']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f})"
+        losses = (f"{one[name]:.3f}" for name in ("softmax", "its loss"))
+        rows.append([change, *losses, difference, str(one["seeds"]), one["better"]])
+    return zoo.table("setting | softmax | window of 64 | softmax minus window (nats) | seeds | better", rows)
