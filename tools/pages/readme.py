@@ -136,7 +136,7 @@ def _speed(step: pd.Series) -> str | None:
     if pd.isna(step["speed"]):
         return None
     apart = "" if step["timed"] == INTERLEAVED else ", apart"
-    return f"{step['speed']:.1f}x ({step['speed low']:.1f} to {step['speed high']:.1f}){apart}"
+    return f"{step['speed']:.2f}x ({step['speed low']:.2f} to {step['speed high']:.2f}){apart}"
 
 
 def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int) -> str:
@@ -147,8 +147,8 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int) -> str:
     equal = ", ".join(f"`{name}`" for name in faster.index[faster["is equal"].eq(True)])
     link = "[a loss as small](results/quality/tables/equal_quality.md)"
     said = f"how many times as fast as softmax's a whole training step is at n = {n:,}, in interleaved rounds"
-    faster_ones = f"{own or 'no mechanism'} and {are_controls.sum()} controls"
-    which = f"Clearly faster: {faster_ones}; of these with {link}: {equal or 'none'}."
+    faster_ones = f"{own} and" if own else "only"
+    which = f"Clearly faster: {faster_ones} {are_controls.sum()} controls; of these with {link}: {equal or 'none'}."
     return f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing). {which}"
 
 
