@@ -2,6 +2,7 @@
 
 import torch
 from loops import trained, trainer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.training.schedule import learning_rate
 from bench.training.settings import Training
@@ -45,3 +46,30 @@ def test_all_weights_are_changed_and_their_rates_are_the_schedule_s():
     assert all(change.abs().max() > 0 for change in change_of(one).values())
     assert {group["lr"] for group in one.optimizer.param_groups} == {learning_rate(one.settings, 4)}
     assert len(one.optimizer.state) == len(list(one.model.parameters()))
+
+
+class ProductDtypes(TorchDispatchMode):
+    """Notes the dtypes of the matrices that are multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.seen.add(args[-1].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_muon_multiplies_in_float32_on_a_cpu_and_rounds_as_torch_s_own():
+    one, other = (trained(trainer(optimizer="muon"), 1) for _ in range(2))
+    before = [p.detach().clone() for p in one.model.parameters()]
+    with ProductDtypes() as products:
+        one.optimizer.step()
+    assert products.seen == {torch.float32}
+    with ProductDtypes() as products:
+        for part in other.optimizer.parts:
+            part.step()
+    assert products.seen == {torch.bfloat16}
+    for old, ours, theirs in zip(before, one.model.parameters(), other.model.parameters(), strict=True):
+        assert (ours - theirs).norm() <= 0.03 * (theirs - old).norm()
