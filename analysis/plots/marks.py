@@ -46,7 +46,7 @@ def log_axis(axis: Axis, label: str) -> None:
     axis.set_label_text(label)
     low, high = sorted(map(float, axis.get_view_interval()))
     # A vertical axis has room for more tick labels than a horizontal one.
-    all_of_them = range(1, 10) if axis is axis.axes.yaxis else (1, 2, 3, 4, 6, 8)
+    all_of_them = (1, 1.5, *range(2, 10)) if axis is axis.axes.yaxis else (1, 2, 3, 4, 6, 8)
     most, decades = 12, math.log10(high / low)
     if axis is axis.axes.xaxis:
         longest = max(len(f"{10.0 ** math.floor(math.log10(end)):,.4g}") for end in (low, high))
