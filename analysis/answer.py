@@ -36,9 +36,11 @@ class Answer(NamedTuple):
     """The longest length at which it was compared; `forward` is measured there."""
     forward: tuple[float, float, float] | None
     """How many times as fast as the baseline in the same rounds: median, and the ends of the 95 % interval."""
+    training_from: tuple[float, bool] | None
+    """`from_n` and `is_first` of forward and backward pass together; None where it was not compared."""
     training_n: float
     training: tuple[float, float, float] | None
-    """The same for forward and backward pass together, at `training_n`."""
+    """As `forward`, for forward and backward pass together, at `training_n`."""
     memory_n: float
     memory: float
     """Peak bytes of a forward pass at `memory_n`, divided by those of the exact softmax that needs least."""
@@ -81,6 +83,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 is_first=is_first,
                 n=n,
                 forward=_numbers(last),
+                training_from=_from(training) if len(training) else None,
                 training_n=trained[0],
                 training=trained[1],
                 memory_n=of_memory[0][0],
@@ -104,10 +107,10 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     """From which length on each mechanism is faster than the best exact softmax, by how much, at what memory and error.
 
     `from n`: from this length on the forward pass stays faster (upper end of the 95 % interval, rounded up to two
-    digits). `forward` and `training`: how many times as fast as the best exact softmax in the same rounds, with 95 %
-    intervals, at `n`. `memory`: peak bytes, divided by those of the exact softmax in this dtype that needs least.
-    `error`: on a trained model's inputs, relative to exact softmax, in any dtype; `of averaging` is the same for the
-    mean of the values.
+    digits); `from n, training`: so do forward and backward pass together. `forward` and `training`: how many times as
+    fast as the best exact softmax in the same rounds, with 95 % intervals, at `n`. `memory`: peak bytes, divided by
+    those of the exact softmax in this dtype that needs least. `error`: on a trained model's inputs, relative to exact
+    softmax, in any dtype; `of averaging` is the same for the mean of the values.
     Polynomial and linear attention do not approximate softmax.
     """
     return unless_quiet(lines(answers(frame)))
@@ -139,7 +142,8 @@ def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.D
             "attention": one.attention,
             "mask": mask(one.causal),
             "dtype": one.dtype,
-            "from n": said_length(one),
+            "from n": said_length(one.from_n, one.is_first, one.n),
+            "from n, training": said_length(*one.training_from, one.training_n) if one.training_from else UNKNOWN,
             "n": one.n,
             "forward": speed(one.forward) + at("forward", one),
             "training": speed(one.training) + at("training", one),
@@ -190,7 +194,7 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
         return [f"{words}: use exact softmax up to n = {most:,}; {word}."]
     first = min(ahead, key=lambda one: one.from_n)
     at = best.training_n if best.training else best.n
-    what = "forward and backward pass together" if best.training else "forward pass"
+    what = "forward and backward pass of one attention" if best.training else "forward pass"
     gain = f"{speed(best.training or best.forward)} as fast as the best exact softmax at n = {at:,.0f} ({what})"
     is_fastest = f"the fastest{' to train' if best.training else ''}: {gain}."
     from_there = (
@@ -236,7 +240,8 @@ def _of_errors(own: list[Answer], ahead: list[Answer]) -> list[str]:
     errors = f"error {_error(near.error)} at n = {near.error_n:,.0f}, averaging the values {_error(near.averaging)}"
     place = "In place of a trained model's softmax"
     if faster:
-        return [f"{place}, {name} is the nearest that is faster, from n = {said_length(near)} on: {errors}."]
+        since = said_length(near.from_n, near.is_first, near.n)
+        return [f"{place}, {name} is the nearest that is faster, from n = {since} on: {errors}."]
     if nearer:
         return [f"{place}, {name} is nearer than averaging, but not faster: {errors}."]
     if len(known) > 1:
@@ -298,11 +303,11 @@ def _errors(
     return float(last["seq_len"]), own, mean
 
 
-def said_length(one: Answer) -> str:
-    """`870`, `512 (the shortest measured)` or `none up to 8,192`."""
-    if not math.isfinite(one.from_n):
-        return f"none up to {one.n:,}"
-    return f"{one.from_n:,.0f} (the shortest measured)" if one.is_first else _rounded(one.from_n)
+def said_length(from_n: float, is_first: bool, longest: float) -> str:
+    """`870`, `512 (the shortest measured)` or `none up to 8,192`, the `longest` length measured."""
+    if not math.isfinite(from_n):
+        return f"none up to {longest:,.0f}"
+    return f"{from_n:,.0f} (the shortest measured)" if is_first else _rounded(from_n)
 
 
 def _rounded(length: float) -> str:

@@ -12,6 +12,8 @@ from bench.records.statistics import ratio_interval
 
 UNKNOWN = "unknown"
 INTERLEAVED, APART = "interleaved", "minutes apart"
+DRIFT = 1.5
+"""Beyond this factor steps timed minutes apart are called faster or slower: a shared machine drifts by as much."""
 NEEDS = "needs bench=train of softmax and another mechanism with losses by unit and two seeds or more"
 # Columns that identify a training step, apart from the machine.
 MECHANISM = ["mechanism", "hyperparameters", "impl"]
@@ -22,12 +24,13 @@ _SPEED = ["speed", "speed low", "speed high", "step", "timed"]
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """The shortest length at which a whole training step is faster than the best softmax, at a loss as good or better.
 
-    `equal from` is the answer: that length; `none up to n` if it is no at every length; `unknown` if records are
-    missing, a difference is undecided, or the task is not diagnostic. `speed` is the step time of the fastest exact
-    softmax divided by the mechanism's, for the same model, task and batch, and `step` whether that is faster; `timed`
-    in the same rounds (bench=compare_train_step) or in cells minutes apart (bench=train_step). The difference is the
-    test loss minus softmax's, paired by seed; `loss is` its verdict, corrected for all comparisons of the task. Empty:
-    not measured.
+    `equal from` is the answer, of all lengths together: that length; `none up to n` if it is no at every length;
+    `unknown` if records are missing, a difference is undecided, or the task is not diagnostic. `speed` is the step time
+    of the fastest exact softmax that was timed so, divided by the mechanism's, for the same model, task, batch and
+    dtype, and `step` whether that is faster; `timed` in the same rounds (bench=compare_train_step) or in cells minutes
+    apart (bench=train_step; undecided unless the interval is beyond a factor of 1.5). A step that is not faster answers
+    for its length without a loss. The difference is the test loss minus softmax's, paired by seed; `loss is` its
+    verdict, corrected for all comparisons of the task. Empty: not measured.
     """
     data, _ = trained_cells(frame)
     return unless_quiet(lengths(frame, data).drop(columns=["kind", "series", "is equal"]))
@@ -78,7 +81,7 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
 
 def _is_equal(step: object, loss: object) -> bool | None:
     """Whether a mechanism is faster and as good: False if either is known to be false, None if that is unknown."""
-    is_faster = None if step is None else step == "faster"
+    is_faster = None if step in (None, UNDECIDED) else step == "faster"
     is_good = None if loss in (None, UNDECIDED, BLIND) else loss in (BETTER, EQUIVALENT)
     if False in (is_faster, is_good):
         return False
@@ -154,5 +157,9 @@ def _ratio(best: pd.Series, row: dict[str, object], is_apart: bool) -> dict[str,
     else:
         value, low, high = (float(str(row[name])) for name in ("value", "low", "high"))
         ends = best["low"] / high, best["high"] / low
-        numbers = (best["value"] / value, *ends, "faster" if ends[0] > 1 else "slower" if ends[1] < 1 else "tie")
+        numbers = (
+            best["value"] / value,
+            *ends,
+            "faster" if ends[0] > DRIFT else "slower" if ends[1] < 1 / DRIFT else UNDECIDED,
+        )
     return dict(zip(_SPEED, (*numbers, APART if is_apart else INTERLEAVED), strict=True))

@@ -28,7 +28,7 @@ _EXPLANATION = (
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
     """Loss minus the best negative control's, by the distance to what a token repeats."""
-    data, more = trained_cells(frame)
+    data, more = trained_cells(frame, ["language_modelling"])
     properties = style.of_series(data)
     found = by_kind(data)
     if found.empty:
@@ -52,7 +52,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         panel.set_xticks(range(len(labels)), labels, fontsize=layout.SMALLEST)
         panel.grid(visible=False, axis="x")
         panel.set_xlabel("tokens back to what is repeated; share of tokens")
-        panel.set_ylabel(f"loss less that of\n{layout.shown(rows['against'].iloc[0])} (nats)", fontsize=7)
+        panel.set_ylabel(f"loss minus that of\n{layout.shown(rows['against'].iloc[0])} (nats)", fontsize=7)
     legend = {name: line for name, line in properties.items() if name in set(found["series"])}
     seeds = " to ".join(str(count) for count in dict.fromkeys((found["seeds"].min(), found["seeds"].max())))
     said = _EXPLANATION.format(seeds)

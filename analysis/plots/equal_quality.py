@@ -31,6 +31,8 @@ def figure(frame: pd.DataFrame) -> Picture:
     found = lengths(frame, data)
     if found["speed"].notna().any():  # a task without timed steps has no answer
         found = found[found.groupby("kind")["speed"].transform("count") > 0]
+        kept = data["kind"].isin(found["kind"])
+        data, more = trained_cells(frame, set(data.loc[kept, "inputs"]))
         data = data[data["kind"].isin(found["kind"])]
     properties = {name: line for name, line in style.of_series(data).items() if name in set(found["series"])}
     tasks = list(found.groupby("kind"))

@@ -20,7 +20,7 @@ _EXPLANATION = (
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
     """Test loss at longer contexts than a model was trained on; one panel for each task and trained length."""
-    data, more = trained_cells(frame)
+    data, more = trained_cells(frame, ["language_modelling"])
     tested = {str(name): int(found[1]) for name in data["metric"].dropna().unique() if (found := _AT.fullmatch(name))}
     if not tested:
         raise MissingRecords("needs bench=train with training.test_lengths")

@@ -112,8 +112,9 @@ def steps_per_second(frame: pd.DataFrame) -> Picture:
 def steps_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Training steps per second beside the papers' (PolySketchFormer, Table 4); higher is better.
 
-    In brackets the interval. The papers' models are larger: GPT-2 small, on the hardware that
-    `bench/published/polysketchformer.toml` names.
+    In brackets the interval. Compare along the rows of one column only: the papers' models are larger (GPT-2 small),
+    with a million tokens a step on the hardware that `bench/published/polysketchformer.toml` names; ours are small
+    models with `n` times `sequences in a batch` tokens a step, on the machine of the records.
     """
     rows, _ = _steps(frame)
     rows = rows.assign(attention=series(rows), interval=intervals.each(rows))

@@ -61,7 +61,7 @@ def readable(name: str, table: pd.DataFrame, says: str = "", linked: bool = True
     text = text.drop(columns=same).rename(columns=WORDS)
     parts = [says, _told_apart(table) if "task is" not in shown else "", markdown(text[:MOST])]
     parts += [f"In all rows that were measured here: {'; '.join(common)}."] if common else []
-    cut = f"These are the first {MOST} of {len(text)} rows. " if len(text) > MOST else ""
+    cut = f"These are {MOST} of {len(text)} rows. " if len(text) > MOST else ""
     parts.append(cut + (f"All rows and columns, with every digit: [{name}.csv]({name}.csv)." if linked else ""))
     return "\n\n".join(filter(None, parts))
 
@@ -214,11 +214,15 @@ def _measured(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
     return lambda table: table[table[column].notna()] if table[column].notna().any() else table
 
 
-def _diagnostic(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """Put rows last whose verdict in `column` is missing or that their task is not diagnostic: they rank nobody."""
-    return lambda table: table.sort_values(
-        column, key=lambda verdicts: verdicts.isna() | (verdicts == BLIND), kind="stable"
-    )
+def _diagnostic(column: str, or_else: str | None = None) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """Put rows last that rank nobody: of a blind task, or without a verdict in `column` and a value in `or_else`."""
+
+    def view(table: pd.DataFrame) -> pd.DataFrame:
+        is_missing = table[[column, or_else] if or_else else [column]].isna().all(axis=1)
+        ranks_nobody = is_missing | (table[column] == BLIND)
+        return pd.concat([table[~ranks_nobody], table[ranks_nobody]])
+
+    return view
 
 
 def _without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
@@ -235,6 +239,6 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "gate_cost": _gate,
     "roofline_shares": _without("MB", "FLOP/byte", "GFLOP/s or GB/s"),
     "paired": _diagnostic("verdict"),
-    "equal_quality": _diagnostic("loss is"),
+    "equal_quality": _diagnostic("loss is", "step"),
 }
 """How tables are put in order or shortened that are longer than a page."""

@@ -51,13 +51,14 @@ def test_the_length_is_the_far_end_of_the_crossing_and_speeds_are_of_the_longest
     value, low, high = one.forward
     assert low < 4.096 < high and low <= value <= high and high / low < 1.1
     assert one.training_n == 2048 and one.training[1] < 4.096 < one.training[2]
-    assert answer.said_length(one) == "1,100"
+    (row,) = answer.lines([one]).to_dict("records")
+    assert (row["from n"], row["from n, training"]) == ("1,100", "512 (the shortest measured)")
 
 
 def test_what_is_ahead_or_behind_at_all_lengths_is_said_so(rng):
     ahead, behind = (tidy([timed(rng, costs(n, at), n) for n in LENGTHS]) for at in (100, 100_000))
-    assert answer.said_length(only(ahead, "skeinformer")) == "512 (the shortest measured)"
-    assert answer.said_length(only(behind, "skeinformer")) == "none up to 4,096"
+    said = [answer.lines([only(each, "skeinformer")])["from n"].item() for each in (ahead, behind)]
+    assert said == ["512 (the shortest measured)", "none up to 4,096"]
     assert answer.sentences(answer.answers(behind)) == [
         "Without a mask: use exact softmax up to n = 4,096; all others are slower."
     ]
@@ -232,7 +233,6 @@ def test_after_a_tie_a_mechanism_is_ahead_from_the_first_length_on_that_says_so(
     assert answer._from(rows) == expected
 
 
-def test_a_length_that_was_measured_is_not_rounded(frame):
-    one = only(frame, "skeinformer")
-    said = [answer.said_length(one._replace(from_n=length)) for length in (1024.0, 1023.5, 680.2)]
+def test_a_length_that_was_measured_is_not_rounded():
+    said = [answer.said_length(length, False, 4096) for length in (1024.0, 1023.5, 680.2)]
     assert said == ["1,024", "1,100", "690"]

@@ -12,11 +12,12 @@ from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose,
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
 from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
+from analysis.plots import captions
 from analysis.plots.by_distance import by_kind
 from analysis.selection import unless_quiet
 from analysis.tables.capacity import answers, matched
 from analysis.tables.lra import TASKS
-from analysis.training import over_seeds, panels, trained_cells
+from analysis.training import BENCHES, over_seeds, panels, trained_cells
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "README.md"
@@ -64,25 +65,29 @@ def learned(name: str, frame: pd.DataFrame) -> str:
             return f"What a model learns with `{name}` was not measured."
         low, high = one.interval(LEVEL)
         said.append(f"{THAN[verdict(one, one.p)]} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
+    steps = lengths(frame, trained_cells(frame)[0]).set_index(["kind", "n", "series"])
+    step = _speed(steps.loc[(task, n, name)])
+    took = f"took {step} as many steps a second as softmax, and " if step else ""
     more = "[more below](#what-do-models-learn-with-it)"
-    return f"Speed says nothing of what a model learns: on {task}, n = {n}, `{name}` was {' and '.join(said)}; {more}."
+    return f"In a small model of {task}, n = {n}, `{name}` {took}was {' and '.join(said)}; {more}."
 
 
 def costs_table(found: list[answer.Answer]) -> str:
     """The table of `analysis.answer`, made narrower: values that most rows share move into the headers."""
     own = pd.DataFrame([answer.lengths(one) for one in found])
     usual = {str(column): int(n) for column, n in own.mode().iloc[0].items()}
-    usual["memory, training"] = usual["memory"]  # one head names the length of both
+    usual["memory, training"] = usual["memory"]
     table = unless_quiet(answer.lines(found, usual)).drop(columns=["mask", "n"])
     of_averaging = table.pop("of averaging")[list(own["error"] == usual["error"])]
     averaging = of_averaging.iloc[0].partition(" ")[0]
     heads = {
         "attention": "with a causal mask" if found[0].causal else "without a mask",
         "from n": "from n (forward)",
+        "from n, training": "from n (training)",
         "forward": f"forward, n = {usual['forward']:,}",
         "training": f"training, n = {usual['training']:,}",
         "memory": f"memory, n = {usual['memory']:,}",
-        "memory, training": "memory in training",
+        "memory, training": f"memory in training, n = {usual['memory']:,}",
         "error": f"error, n = {usual['error']:,} (averaging: {averaging})",
     }
     shorter = {r" \(the shortest measured\)": " or less", r"\((\S+) to (\S+)\)": r"(\1–\2)"}
@@ -106,7 +111,13 @@ def quality(frame: pd.DataFrame) -> str:
     steps = steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
-    more = [tokens, _equal(steps, found[key], key[1]), earned, *_recall(data, frame), *_arena(data)]
+    more = [
+        tokens,
+        _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)])),
+        earned,
+        *_recall(data, frame),
+        *_arena(data),
+    ]
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
 
 
@@ -128,7 +139,7 @@ def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         f"- *Far*, *near*, *others*: {against}. Far ({share['far']:.1f} %): the token and the one before it stood "
         f"together 64 or more tokens earlier, and seldom in the training text. Near ({share['near']:.1f} %): within 64 "
         f"tokens. Others ({share['others']:.1f} %): all else. "
-        "[With intervals](results/quality/figures/loss_by_distance.png)."
+        "[By distance](results/quality/figures/loss_by_distance.png), with intervals over seeds."
     )
 
 
@@ -139,7 +150,7 @@ def _speed(step: pd.Series) -> str | None:
     return f"{step['speed']:.2f}x ({step['speed low']:.2f} to {step['speed high']:.2f}){apart}"
 
 
-def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int) -> str:
+def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str:
     """A sentence: which of the mechanisms whose training step is faster than softmax's learn as much."""
     faster = steps[steps["step"] == "faster"]
     are_controls = faster.index.isin(set(rows.loc[rows["control"].astype(bool), "series"]))
@@ -149,7 +160,7 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int) -> str:
     said = f"how many times as fast as softmax's a whole training step is at n = {n:,}, in interleaved rounds"
     faster_ones = f"{own} and" if own else "only"
     which = f"Clearly faster: {faster_ones} {are_controls.sum()} controls; of these with {link}: {equal or 'none'}."
-    return f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing). {which}"
+    return f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing; {machine}). {which}"
 
 
 def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
@@ -214,7 +225,8 @@ def _earned(one: Attribution) -> str:
 def _worth(part: Worth) -> str:
     low, high = part.difference.interval(LEVEL)
     word = f", {part.word}" if part.how == ALONE else ""
-    return f"the {part.branch} {part.difference.value:+.2f} ({low:+.2f} to {high:+.2f}{word})"
+    branch = "block" if part.branch == "window" else part.branch
+    return f"the {branch} {part.difference.value:+.2f} ({low:+.2f} to {high:+.2f}{word})"
 
 
 def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.DataFrame:
