@@ -106,7 +106,6 @@ class Flash(KernelSoftmax):
         return out, backend
 
     def _choose(self, query: Tensor, key: Tensor, value: Tensor, has_mask: bool, is_causal: bool) -> Choice:
-        query, key, value = contiguous_heads(query, key, value)
         # Asking the backends takes longer than a short attention. Their answer depends on the number of keys only by
         # its remainder and whether it is 1, so decoding asks only once for each of these.
         keys = min(key.shape[2], 2), key.shape[2] % CUDNN_MULTIPLE
@@ -128,6 +127,7 @@ class Flash(KernelSoftmax):
             shape = len(query), 1, query.shape[2], key.shape[2]
             mask = query.new_ones(len(query), 1, 1, key.shape[2], dtype=torch.bool).expand(shape)
         reasons = []
+        query, key, value = contiguous_heads(query, key, value)
         for name in wanted:
             reason = _backend_refusal(name, query, key, value, mask, self.dropout_p, is_causal)
             if reason is None and name == "cudnn" and self.backend == "auto":

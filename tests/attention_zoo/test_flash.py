@@ -131,6 +131,13 @@ def choose(attention, given):
     return attention._choose(*given, False, True).backend
 
 
+def test_backends_are_asked_about_the_layout_that_they_will_get(monkeypatch):
+    strides = []
+    monkeypatch.setattr(flash, "_backend_refusal", lambda name, *given: strides.extend(x.stride(-1) for x in given[:3]))
+    choose(make(causal=True, backend="flash"), [x.mT for x in on_meta(H)])
+    assert strides == [1, 1, 1]
+
+
 def test_auto_takes_the_first_backend_that_takes_the_input(asked):
     assert choose(make(causal=True), on_meta()) == "cudnn" and asked == ["cudnn"]
     asked.refuse = {"cudnn": "too new"}
@@ -171,7 +178,7 @@ def test_a_choice_is_remembered_for_the_same_question_only(asked):
         given[index].requires_grad_()
         choose(attention, given)
         assert len(asked) == 3 + index, "query, key or value requires grad"
-    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in on_meta()]
+    strided = [x.mT for x in on_meta(H)]
     for given in (on_meta(128), on_meta(256, 255), on_meta(dtype=torch.bfloat16), on_meta(H), strided):
         asked.clear()
         choose(attention, given)
