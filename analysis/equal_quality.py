@@ -157,9 +157,6 @@ def _ratio(best: pd.Series, row: dict[str, object], is_apart: bool) -> dict[str,
     else:
         value, low, high = (float(str(row[name])) for name in ("value", "low", "high"))
         ends = best["low"] / high, best["high"] / low
-        numbers = (
-            best["value"] / value,
-            *ends,
-            "faster" if ends[0] > DRIFT else "slower" if ends[1] < 1 / DRIFT else UNDECIDED,
-        )
+        word = "faster" if ends[0] > DRIFT else "slower" if ends[1] < 1 / DRIFT else UNDECIDED
+        numbers = (best["value"] / value, *ends, word)
     return dict(zip(_SPEED, (*numbers, APART if is_apart else INTERLEAVED), strict=True))

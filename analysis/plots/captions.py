@@ -14,18 +14,17 @@ MOST_NAMED = 4  # in a sentence
 def machine(frame: pd.DataFrame) -> str:
     """Where the rows were measured: device, cores, threads, torch."""
     device = _values(frame, "device_name") or _values(frame, "device")
-    counts = {name: _values(frame, column) for name, column in (("core", "cpu_count"), ("thread", "threads"))}
-    cores, threads = (f"{count} {name}{'' if count == '1' else 's'}" for name, count in counts.items())
+    cores, threads = _counted(frame, "cpu_count", "core"), _counted(frame, "threads", "thread")
     return f"{device}, {cores}, {threads}, torch {_values(frame, 'torch')}"
 
 
 def setting(frame: pd.DataFrame) -> str:
     """The settings of the rows in words: dtype, heads, batch, mask, inputs."""
     batch = "batch_size" if frame["batch_size"].nunique() <= frame["tokens"].nunique() else "tokens"
-    heads, weights = _values(frame, "num_heads"), _values(frame, "weights")
+    weights = _values(frame, "weights")
     parts = [
         _values(frame, "dtype"),
-        f"{heads} {'head' if heads == '1' else 'heads'} x {_values(frame, 'head_dim')}",
+        f"{_counted(frame, 'num_heads', 'head')} x {_values(frame, 'head_dim')}",
         f"{'batch size' if batch == 'batch_size' else 'tokens per batch:'} {_values(frame, batch)}",
         " and ".join("causal" if flag else "not causal" for flag in sorted(set(frame["causal"].dropna()))),
         f"{_values(frame, 'inputs')} inputs" + (f" ({weights} weights)" if weights else ""),
@@ -80,6 +79,12 @@ def functions(rows: pd.DataFrame) -> str:
 
 def _values(frame: pd.DataFrame, column: str) -> str:
     return ", ".join(str(value) for value in sorted(set(frame[column].dropna())))
+
+
+def _counted(frame: pd.DataFrame, column: str, noun: str) -> str:
+    """`1 thread`, `2 threads`, or several numbers."""
+    count = _values(frame, column)
+    return f"{count} {noun}{'' if count == '1' else 's'}"
 
 
 def _list(names: list[str], most: int | None = None) -> str:

@@ -55,7 +55,8 @@ def costs(frame: pd.DataFrame, trained: pd.DataFrame) -> str:
 
 def learned(name: str, frame: pd.DataFrame) -> str:
     """What the fastest with a causal mask learned of the text, beside softmax and no attention at all."""
-    (task, n), rows = next((key, rows) for key, rows in panels(trained_cells(frame)[0]) if key[0].startswith(TASK))
+    data, _ = trained_cells(frame)
+    (task, n), rows = next((key, rows) for key, rows in panels(data) if key[0].startswith(TASK))
     found, own = diagnose(rows), losses(rows)
     others = {"softmax": found.positive, "`identity`, no attention at all": "identity"}
     said = []
@@ -65,8 +66,7 @@ def learned(name: str, frame: pd.DataFrame) -> str:
             return f"What a model learns with `{name}` was not measured."
         low, high = one.interval(LEVEL)
         said.append(f"{THAN[verdict(one, one.p)]} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
-    steps = lengths(frame, trained_cells(frame)[0]).set_index(["kind", "n", "series"])
-    step = _speed(steps.loc[(task, n, name)])
+    step = _speed(lengths(frame, data).set_index(["kind", "n", "series"]).loc[(task, n, name)])
     took = f"took {step} as many steps a second as softmax, and " if step else ""
     more = "[more below](#what-do-models-learn-with-it)"
     return f"In a small model of {task}, n = {n}, `{name}` {took}was {' and '.join(said)}; {more}."
@@ -76,7 +76,6 @@ def costs_table(found: list[answer.Answer]) -> str:
     """The table of `analysis.answer`, made narrower: values that most rows share move into the headers."""
     own = pd.DataFrame([answer.lengths(one) for one in found])
     usual = {str(column): int(n) for column, n in own.mode().iloc[0].items()}
-    usual["memory, training"] = usual["memory"]
     table = unless_quiet(answer.lines(found, usual)).drop(columns=["mask", "n"])
     of_averaging = table.pop("of averaging")[list(own["error"] == usual["error"])]
     averaging = of_averaging.iloc[0].partition(" ")[0]
@@ -87,7 +86,7 @@ def costs_table(found: list[answer.Answer]) -> str:
         "forward": f"forward, n = {usual['forward']:,}",
         "training": f"training, n = {usual['training']:,}",
         "memory": f"memory, n = {usual['memory']:,}",
-        "memory, training": f"memory in training, n = {usual['memory']:,}",
+        "memory, training": f"memory in training, n = {usual['memory, training']:,}",
         "error": f"error, n = {usual['error']:,} (averaging: {averaging})",
     }
     shorter = {r" \(the shortest measured\)": " or less", r"\((\S+) to (\S+)\)": r"(\1–\2)"}
@@ -111,13 +110,8 @@ def quality(frame: pd.DataFrame) -> str:
     steps = steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
-    more = [
-        tokens,
-        _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)])),
-        earned,
-        *_recall(data, frame),
-        *_arena(data),
-    ]
+    timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
+    more = [tokens, timed, earned, *_recall(data, frame), *_arena(data)]
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
 
 
