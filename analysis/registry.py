@@ -41,7 +41,7 @@ from analysis.plots import equal_quality as faster
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.tables import capacity as capacities
-from analysis.tables import costs, peers, settings, trained
+from analysis.tables import costs, peers, positions, settings, trained
 from analysis.tables import lra as arena
 from bench.common.errors import one_line
 from bench.records import own
@@ -101,6 +101,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "lra_protocols": arena.protocols,
     "thesis_losses": trained.thesis,
     "paired": controls.control_comparisons,
+    "paired_by_position": positions.table,
     "settings": settings.table,
     "attribution": attribution.table,
     "equal_quality": equal_quality.table,

@@ -15,6 +15,7 @@ from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
 from analysis.plots import captions
 from analysis.plots.by_distance import by_kind
 from analysis.selection import unless_quiet
+from analysis.tables import positions
 from analysis.tables.capacity import answers, matched
 from analysis.tables.lra import TASKS
 from analysis.training import BENCHES, over_seeds, panels, trained_cells
@@ -98,9 +99,10 @@ def quality(frame: pd.DataFrame) -> str:
     data, _ = trained_cells(frame)
     found = {key: rows for key, rows in panels(data) if key[0].startswith(TASK)}
     verdicts = {key: one for key, rows in found.items() if (one := diagnose(rows)).negative}
+    places = positions.table(frame).set_index(["task", "n", "attention"])
     said = [
         f"- n = {n:,}: **{one.word}** ({one.sentence}{_others(found[task, n])})."
-        + ("" if one.is_diagnostic else " So nobody is ranked by it.")
+        + (_by_position(places.loc[(task, n, one.positive)]) if one.is_diagnostic else " So nobody is ranked by it.")
         for (task, n), one in verdicts.items()
     ]
     # The shortest context, at which most mechanisms were trained.
@@ -119,6 +121,18 @@ def _others(rows: pd.DataFrame) -> str:
     """How many controls the best one is the best of."""
     trained = rows.loc[rows["control"].astype(bool), "series"].nunique()
     return f"; the best of {trained} controls" if trained > 1 else "; no other control was trained"
+
+
+def _by_position(places: pd.DataFrame) -> str:
+    """At which positions softmax is ahead of the best control; `places` are its rows of `paired_by_position`."""
+    low, high = places["low"], places["high"]
+    said = (
+        places["difference (nats)"].map("{:+.2f}".format)
+        + low.map(" ({:+.2f} to ".format)
+        + high.map("{:+.2f})".format)
+    )
+    each = ", ".join(f"{of} {number}" for of, number in zip(places["positions"], said, strict=True))
+    return f" By a token's [position](results/quality/tables/paired_by_position.md): {each}."
 
 
 def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
