@@ -83,6 +83,11 @@ class Task:
         """
         return [index % UNITS for index in indices]
 
+    @property
+    def unit(self) -> str:
+        """What `units` are, in the plural."""
+        return "groups of examples"
+
     def baselines(self) -> dict[str, float]:
         """Losses on the test split that a model has to beat, nats per answer, by the name of what has them."""
         return {}

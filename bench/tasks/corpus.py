@@ -1,5 +1,6 @@
 """Texts in splits, local ones and those of the Hugging Face hub, and their tokens on the disk, made once."""
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,13 @@ SHARES = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
 """Of the characters of a text that has no splits of its own: where each begins and ends."""
 
 Tokens = kept.Array
+
+
+class Split(NamedTuple):
+    """The tokens of a split, and where each of its documents ends in them; `ends` is empty if none are known."""
+
+    tokens: Tokens
+    ends: Tokens
 
 
 @dataclass(frozen=True)
@@ -161,11 +169,27 @@ def has(text: Text, name: str, vocabulary: int | None, max_tokens: int | None, c
     return all(kept.has(_key(text, split, identity, max_tokens), cache_dir) for split in SHARES)
 
 
-def tokens(text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, cache_dir: Path) -> Tokens:
-    """The tokens of a split, mapped into memory and read-only; no more than `max_tokens` of them."""
+def tokens(text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, cache_dir: Path) -> Split:
+    """A split, mapped into memory and read-only; no more than `max_tokens` of its tokens."""
     key = _key(text, split, tokenizer.identity, max_tokens)
     dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
-    return kept.array(key, _encoded(text, split, tokenizer, max_tokens, dtype), dtype, cache_dir)
+    lengths: list[int] = []
+
+    def counted() -> Iterator[Tokens]:
+        for ids in _encoded(text, split, tokenizer, max_tokens, dtype):
+            lengths.append(len(ids))
+            yield ids
+
+    made = kept.array(key, counted(), dtype, cache_dir)
+    if split == "train" or isinstance(text, LocalText):
+        return Split(made, np.empty(0, np.uint64))
+
+    def ends() -> Iterator[Tokens]:
+        # Tokens of an older version are kept without them.
+        lengths or collections.deque(counted(), maxlen=0)
+        yield np.cumsum(lengths, dtype=np.uint64)
+
+    return Split(made, kept.array({**key, "ends": "of documents"}, ends(), np.dtype(np.uint64), cache_dir))
 
 
 def _key(text: Text, split: str, tokenizer: Any, max_tokens: int | None) -> dict[str, Any]:

@@ -144,6 +144,11 @@ class Digits(Task):
         """The original digits: images of one are alike."""
         return [self._drawn(split, index)[0] for index in indices]
 
+    @property
+    def unit(self) -> str:
+        """Original digits."""
+        return "digits"
+
     def example(self, split: str, index: int) -> Example:
         """One digit, somewhere."""
         number, row, column = self._drawn(split, index)

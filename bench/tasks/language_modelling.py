@@ -15,12 +15,10 @@ from bench.common.errors import ConfigError, one_line
 from bench.common.schema import setting
 from bench.inputs import models, texts
 from bench.tasks import corpus, recalled, tokenizing
-from bench.tasks.base import SPLITS, Draws, Example, Settings, Task
+from bench.tasks.base import SPLITS, UNITS, Draws, Example, Settings, Task
 from bench.tasks.ngram import bigram_loss, unigram_loss
 
 BYTES = 256
-STRETCH = 4096
-"""Tokens of a text that are one unit of replication: neighbouring windows are of one matter."""
 
 
 @dataclass
@@ -81,23 +79,24 @@ class LanguageModelling(Settings):
         seq_len, text, source = config["seq_len"], corpus.named(self.text), None
         try:
             try:
-                vocabulary, tokens = self._read(text, Path(cache_dir))
+                vocabulary, of_split = self._read(text, Path(cache_dir))
             except ConnectionError:
                 if self.fallback is None:
                     raise
                 source = f"{self.fallback} ({self.text} could not be reached)"
-                vocabulary, tokens = self._read(corpus.named(self.fallback), Path(cache_dir))
+                vocabulary, of_split = self._read(corpus.named(self.fallback), Path(cache_dir))
         except ValueError as error:
             raise ConfigError(one_line(error)) from error
         source = source or text.source
+        tokens, ends = ({split: own[at] for split, own in of_split.items()} for at in (0, 1))
         for split in SPLITS:
             if (count := len(tokens[split])) <= seq_len:
                 has = f"the split {split} of task.text={source} has {count} tokens"
                 raise ConfigError(f"seq_len={seq_len}: must be at most {count - 1}, {has}")
         sizes = {split: None if split == "train" else (len(tokens[split]) - 1) // seq_len for split in SPLITS}
-        return Windows(source, vocabulary, self.causal, sizes, tokens, seq_len, config["seed"])
+        return Windows(source, vocabulary, self.causal, sizes, tokens, ends, seq_len, config["seed"])
 
-    def _read(self, text: corpus.Text, cache_dir: Path) -> tuple[int, dict[str, corpus.Tokens]]:
+    def _read(self, text: corpus.Text, cache_dir: Path) -> tuple[int, dict[str, corpus.Split]]:
         tokenizer = corpus.tokenizer(text, self.tokenizer, self.vocabulary, cache_dir)
         of_split = {split: corpus.tokens(text, split, tokenizer, self.max_tokens, cache_dir) for split in SPLITS}
         return tokenizer.vocabulary, of_split
@@ -108,10 +107,15 @@ class Windows(Task):
     """Windows of a text: for training at random offsets without end, else one after the other.
 
     Window i of validation and test reads the tokens from i * seq_len on, so that each but the first of the split is a
-    target exactly once; what is left at the end is no window. `tokens` are the splits, mapped into memory.
+    target exactly once; what is left at the end is no window.
+
+    Attributes:
+        tokens: of each split, mapped into memory.
+        ends: where the documents of validation and test end, in their tokens; empty where a text has none.
     """
 
     tokens: Mapping[str, corpus.Tokens]
+    ends: Mapping[str, corpus.Tokens]
     seq_len: int
     seed: int
 
@@ -135,8 +139,19 @@ class Windows(Task):
         return recalled.frequent_pairs(self.tokens["train"], self.vocabulary)
 
     def units(self, split: str, indices: Sequence[int]) -> list[int]:
-        """Stretches of the text, the same for every length of the windows; a window counts where it begins."""
-        return [index * self.seq_len // STRETCH for index in indices]
+        """The document that the middle of a window is of: what is within one document is alike.
+
+        A text without documents has `UNITS` equal stretches instead.
+        """
+        if len(self.ends[split]) == 0:
+            return [index * UNITS // (self.size(split) or 1) for index in indices]
+        middles = [index * self.seq_len + self.seq_len // 2 for index in indices]
+        return [int(unit) for unit in np.searchsorted(self.ends[split], middles, side="right")]
+
+    @property
+    def unit(self) -> str:
+        """Documents, or stretches of the text."""
+        return "documents" if len(self.ends["test"]) else "stretches of the text"
 
     def example(self, split: str, index: int) -> Example:
         """A window; targets are the tokens one further."""

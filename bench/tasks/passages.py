@@ -50,6 +50,11 @@ class Passages(Task):
         """The pages or files that passages are of."""
         return [self._drawn(split, index).unit for index in indices]
 
+    @property
+    def unit(self) -> str:
+        """Pages or files."""
+        return "pages or files"
+
     def example(self, split: str, index: int) -> Example:
         """Passages as tokens, each padded, and the answer."""
         drawn = self._drawn(split, index)

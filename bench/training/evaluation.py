@@ -37,18 +37,18 @@ def pieces(
     return list(zip(*tensors, strict=True))
 
 
-def linearised(right: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """Each unit's contribution to the share of correct answers; their mean is that share, whatever the units' sizes.
+def linearised(sums: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """Each unit's contribution to the mean over all answers; their mean is that mean, whatever the units' sizes.
 
     This is the linear part of a ratio of two sums over units (Cochran 1977, Sampling Techniques, section 6.3), so an
-    interval of the mean of these values, or of differences, is one of the ratio. An empty unit contributes the share.
+    interval of the mean of these values, or of differences, is one of the ratio. An empty unit contributes the mean.
 
     Args:
-        right: number of correct answers in each unit.
+        sums: of losses, or number of correct answers, in each unit.
         counts: number of answers in each unit.
     """
-    share, units = sum(right) / sum(counts), sum(count > 0 for count in counts)
-    return [share + (own - share * count) * units / sum(counts) for own, count in zip(right, counts, strict=True)]
+    mean, per_unit = sum(sums) / sum(counts), sum(counts) / len(counts)
+    return [mean + (own - mean * count) / per_unit for own, count in zip(sums, counts, strict=True)]
 
 
 class Sums:
@@ -72,19 +72,21 @@ class Sums:
 def evaluate(
     model: nn.Module, task: Task, split: str, examples: int, batch_size: int, world: World, autocast: Autocast
 ) -> dict[str, Any]:
-    """Loss (nats) and accuracies over the first `examples` of a split.
+    """Loss (nats) and accuracies over `examples` of a split, taken at equal distances from all over it.
 
     Returns:
         `{"examples", "loss", "token_accuracy", "example_accuracy", "loss_by_position", "loss_by_unit"}`, the last with
-        the mean of each unit of replication; for classes also `"accuracy_by_unit"`, by the unit's index; for the test
+        what each unit of replication contributes (`linearised`); for classes also `"accuracy_by_unit"`; for the test
         split, if the task distinguishes kinds of answers, also `"parts": {kind: {"answers": number, "loss": their
         sum}}`.
     """
     model.eval()
     device = next(model.parameters()).device
-    count = min(examples, task.size(split) or examples)
+    size = task.size(split)
+    count = min(examples, size or examples)
+    indices = range(count) if size is None else [number * size // count for number in range(count)]
     length = task.batch(split, [0]).targets.shape[1]
-    units, kinds = task.units(split, range(count)), task.kinds if split == "test" else ()
+    units, kinds = task.units(split, indices), task.kinds if split == "test" else ()
     right, whole = torch.zeros(2, dtype=torch.float64, device=device)
     by_position, by_unit, right_by_unit, by_kind = (
         Sums(size, device) for size in (length, max(units) + 1, max(units) + 1, len(kinds))
@@ -94,7 +96,8 @@ def evaluate(
         own = of_batch[world.rows(len(of_batch))]
         if not own:
             continue
-        [(tokens, targets, mask)] = pieces(task.batch(split, own), device)
+        examples_of = [indices[number] for number in own]
+        [(tokens, targets, mask)] = pieces(task.batch(split, examples_of), device)
         with autocast():
             losses, is_right = answers(model, tokens, targets, mask)
         rows, columns = (targets != IGNORED).nonzero(as_tuple=True)
@@ -102,11 +105,11 @@ def evaluate(
         right += is_right.sum()
         whole += (wrong == 0).sum()
         by_position.add(losses, columns)
-        own_units = torch.tensor([units[index] for index in own], device=device)
+        own_units = torch.tensor([units[number] for number in own], device=device)
         by_unit.add(losses, own_units[rows])
         right_by_unit.add((wrong == 0).float(), own_units)
         if kinds:
-            of_answers = torch.from_numpy(np.stack([task.kinds_of(split, index) for index in own])).to(device)
+            of_answers = torch.from_numpy(np.stack([task.kinds_of(split, index) for index in examples_of])).to(device)
             by_kind.add(losses, of_answers[rows, columns])
     total, asked = by_position.over(world)
     found = {
@@ -115,7 +118,7 @@ def evaluate(
         "token_accuracy": float(world.total(right)) / sum(asked),
         "example_accuracy": float(world.total(whole)) / count,
         "loss_by_position": [loss / times if times else None for loss, times in zip(total, asked, strict=True)],
-        "loss_by_unit": [loss / times for loss, times in zip(*by_unit.over(world), strict=True) if times],
+        "loss_by_unit": linearised(*by_unit.over(world)),
     }
     if task.classes is not None:
         found["accuracy_by_unit"] = linearised(*right_by_unit.over(world))

@@ -141,7 +141,8 @@ def test_units_of_other_sizes_make_the_share_of_right_answers_and_its_interval()
     without = (right.sum() - right) / (counts.sum() - counts)
     jackknife = 199 / 200 * (without - without.mean()).square().sum()
     assert (values.var() / 200).item() == pytest.approx(jackknife.item(), rel=0.03)
-    assert linearised([3.0, 0.0, 1.0], [4, 0, 4]) == pytest.approx([0.75, 0.5, 0.25])
+    # A unit without answers is one of the units, too.
+    assert linearised([3.0, 0.0, 1.0], [4, 0, 4]) == pytest.approx([0.875, 0.5, 0.125])
 
 
 def test_accumulated_parts_of_a_padded_batch_are_the_whole_one():
