@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.controls import compared, losses, with_disturbances
-from analysis.paired import EQUIVALENT, LEVEL, UNDECIDED, WORSE, Array, Difference, corrected, verdict
+from analysis.paired import EQUIVALENT, LEVEL, UNDECIDED, WORSE, Array, Difference, verdicts
 from analysis.selection import MissingRecords, unless_quiet
 from analysis.training import panels, trained_cells
 
@@ -128,11 +128,11 @@ def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
         pairs = [(part, compared(part[-1], whole[name])) for part in parts]
         both = [(part, one) for part, one in pairs if one is not None]
         # Every `how` tests the same branches again, so a family of comparisons is the branches of one `how`.
-        ps = {
-            how: iter(corrected([one.p for part, one in both if part[1] == how])) for how in (REMOVED, NUMERATOR, ALONE)
+        words = {
+            how: iter(verdicts(one for part, one in both if part[1] == how)) for how in (REMOVED, NUMERATOR, ALONE)
         }
         worth = [
-            Worth(branch, how, against, _mean(own), one, EARNS.get(verdict(one, next(ps[how])), "costs"))
+            Worth(branch, how, against, _mean(own), one, EARNS.get(next(words[how])[1], "costs"))
             for (branch, how, against, own), one in both
         ]
         if worth:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.paired import BETTER, FEWEST_SEEDS, LEVEL, UNDECIDED, Array, Difference, corrected, difference, verdict
+from analysis.paired import BETTER, FEWEST_SEEDS, LEVEL, UNDECIDED, Array, Difference, difference, verdict, verdicts
 from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
 
@@ -96,7 +96,7 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
             return Diagnosis(False, f"{positive} and {name} share {has} seeds, not {FEWEST_SEEDS}", positive, negative)
         pair = [f"{each}, {_right(by_series[each])}" if of_classes else each for each in (positive, name)]
         sentence = f"{pair[0]} against {pair[1]}: {said(one, of_classes)}"
-        is_better = one.interval()[1] < -POINTS if of_classes else verdict(one, one.p) == BETTER
+        is_better = one.interval()[1] < -POINTS if of_classes else verdict(one) == BETTER
         found.append((bool(is_better), -one.value, sentence))
     is_diagnostic, _, sentence = min(found)
     return Diagnosis(is_diagnostic, sentence, positive, negative)
@@ -159,8 +159,8 @@ def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
 
     Below 0 nats the mechanism is better; 95 % intervals are over seeds and `units`, groups of test examples. `p (Holm)`
     is corrected over the comparisons of a task and length. If the task is not diagnostic, nothing is ranked. `seeds
-    needed` would settle an undecided comparison, `hours needed` is the time to train both; empty if more seeds alone
-    would not settle it.
+    needed` settle an undecided comparison with a chance of 80 %, if the estimates are right; `hours needed` is the time
+    to train both; empty if more seeds alone would not settle it.
     """
     data, _ = trained_cells(frame)
     tables = [with_disturbances(pd.DataFrame(comparisons(rows, key)), rows) for key, rows in panels(data)]
@@ -191,9 +191,9 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, obje
     known = {pair: one for pair, one in both.items() if one is not None}
     hours = rows.drop_duplicates("cell_id").groupby("series")["duration_s"].mean() / 3600
     table = []
-    for ((name, anchor), one), p in zip(known.items(), corrected([one.p for one in known.values()]), strict=True):
+    for ((name, anchor), one), (p, word) in zip(known.items(), verdicts(known.values()), strict=True):
         low, high = one.interval()
-        needed = one.seeds_needed(len(known)) if verdict(one, p) == UNDECIDED else None
+        needed = one.seeds_needed(len(known)) if word == UNDECIDED else None
         table.append(
             {
                 "task": key[0],
@@ -206,7 +206,7 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, obje
                 "p (Holm)": p,
                 "seeds": one.seeds,
                 "units": one.units,
-                "verdict": verdict(one, p) if found.is_diagnostic else BLIND,
+                "verdict": word if found.is_diagnostic else BLIND,
                 "seeds needed": needed,
                 "hours needed": needed and needed * (hours[name] + hours[anchor]),
             }

@@ -7,7 +7,7 @@ is that of a crossed design with two random effects (Searle, Casella and McCullo
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ Array = NDArray[np.float64]
 LEVEL = 0.05
 MARGIN = 0.02
 """Equivalence margin in nats: losses whose difference lies within it are as good as each other."""
+POWER = 0.8
 FEWEST_SEEDS = 5
 MOST_SEEDS = 1000
 BETTER, WORSE, EQUIVALENT, UNDECIDED = "better", "worse", "as good as", "undecided"
@@ -58,24 +59,29 @@ class Difference:
             return 1.0 if self.value == 0 else 0.0
         return float(2 * stats.t.sf(abs(self.value) / math.sqrt(self.variance), self.freedom))
 
-    def is_equivalent(self, margin: float = MARGIN) -> bool:
-        """Two one-sided tests (Schuirmann 1987): the interval at twice the level lies inside the margin."""
-        low, high = self.interval(2 * LEVEL)
-        return -margin < low and high < margin
+    def p_equivalent(self, margin: float = MARGIN) -> float:
+        """p-value of the hypothesis that the difference is beyond the margin: two one-sided tests (Schuirmann 1987)."""
+        within = margin - abs(self.value)
+        if self.variance == 0:
+            return 0.0 if within > 0 else 1.0
+        return float(stats.t.sf(within / math.sqrt(self.variance), self.freedom))
 
     def seeds_needed(self, comparisons: int = 1, margin: float = MARGIN) -> int | None:
-        """Seeds that would settle the comparison, if the estimates are right; None if `MOST_SEEDS` would not.
+        """Seeds that settle the comparison with a chance of `POWER`, if the estimates are right.
 
-        It is settled if the interval, at the level divided by `comparisons`, excludes 0, or if the interval of
-        equivalence lies inside the margin.
+        It is settled if a test at the level divided by `comparisons` finds the difference, or its equivalence. None if
+        `MOST_SEEDS` are too few.
         """
+        level = LEVEL / comparisons
         for seeds in range(self.seeds + 1, MOST_SEEDS + 1):
             of_seeds = self.between_seeds / seeds
             error = math.sqrt(of_seeds + self.between_units)
             parts = [(seeds - 1, of_seeds), (self.units - 1, self.between_units)]
             freedom = _freedom(of_seeds + self.between_units, parts)
-            differs = _upper(LEVEL / 2 / comparisons, freedom) * error < abs(self.value)
-            if differs or _upper(LEVEL, freedom) * error < margin - abs(self.value):
+            differs = (_upper(level / 2, freedom) + _upper(1 - POWER, freedom)) * error < abs(self.value)
+            # Either of the two one-sided tests may miss it.
+            missed = _upper((1 - POWER) / 2, freedom)
+            if differs or (_upper(level, freedom) + missed) * error < margin - abs(self.value):
                 return seeds
         return None
 
@@ -124,11 +130,25 @@ def corrected(ps: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
-def verdict(one: Difference, p: float, margin: float = MARGIN) -> str:
-    """Whether the first is `better`, `worse`, `as good as` the second or `undecided`; `p` must be corrected."""
+def verdicts(family: Iterable[Difference], margin: float = MARGIN) -> list[tuple[float, str]]:
+    """Of each comparison of a family: the p-value of no difference, corrected by Holm, and its verdict in a word.
+
+    The first is `better`, `worse`, `as good as` the second (within the margin, corrected as well) or `undecided`.
+    """
+    family = list(family)
+    ps, equivalent = corrected([one.p for one in family]), corrected([one.p_equivalent(margin) for one in family])
+    return [(p, _word(one, p, other)) for one, p, other in zip(family, ps, equivalent, strict=True)]
+
+
+def verdict(one: Difference) -> str:
+    """The verdict of a comparison that is a family of its own."""
+    return verdicts([one])[0][1]
+
+
+def _word(one: Difference, p: float, p_equivalent: float) -> str:
     if one.seeds < FEWEST_SEEDS:
         return UNDECIDED
-    if one.is_equivalent(margin):
+    if p_equivalent < LEVEL:
         return EQUIVALENT
     if p < LEVEL:
         return BETTER if one.value < 0 else WORSE

@@ -58,7 +58,7 @@ def run(label, seed, loss, noise=0.003, seq_len=64, text="kjv", without=(), long
         test["parts"] = {kind: {"answers": counts[kind], "loss": parts[kind]} for kind in counts}
     branches = {name: tested(by_unit(name, seed, of, noise)) for name, of in dict(without).items()}
     others = {str(n): tested(by_unit(f"{label}{n}", seed, of, noise)) for n, of in dict(longer).items()}
-    measured = {**one.measurements, "test": test, "branches": branches, "longer": others}
+    measured = {**one.measurements, "test": test, "branches": branches, "longer": others, "unit": "documents"}
     return record({**one.config, "label": label}, measured)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import controls
 from analysis.controls import ACCURACY, POINTS, compared
 from analysis.frame import LATER
-from analysis.paired import Array, Difference, corrected, difference, verdict
+from analysis.paired import Array, Difference, difference, verdicts
 from analysis.published import published
 from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import TASK_OPTIONS, panels, timed, trained_cells
@@ -116,8 +116,7 @@ def protocols(frame: pd.DataFrame) -> pd.DataFrame:
     if not found:
         raise MissingRecords(f"{NEEDS}, and of the same with one option changed, with two seeds or more of both")
     table = pd.DataFrame([row for row, _ in found])
-    ps = corrected([one.p for _, one in found])
-    words = [verdict(one, p, POINTS) for (_, one), p in zip(found, ps, strict=True)]
+    words = [word for _, word in verdicts((one for _, one in found), POINTS)]
     return unless_quiet(table.assign(verdict=words))
 
 

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.controls import NEEDS, compared, losses
-from analysis.paired import BETTER, UNDECIDED, Difference, corrected, verdict
+from analysis.paired import BETTER, EQUIVALENT, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
 
+AHEAD = {BETTER: "softmax", WORSE: "the control", EQUIVALENT: "neither"}
 USUAL = "the usual"
 """The name of the setting of the most frequent values."""
 _LOOKS = ("evaluate_every", "evaluation_examples", "test_examples", "test_lengths", "checkpoint_seconds")
@@ -29,11 +30,10 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     if not found:
         raise MissingRecords(f"{NEEDS}, in several settings of one task")
     made = []
-    for (said, one), p in zip(found, corrected([one.p for _, one in found]), strict=True):
+    for (said, one), (p, word) in zip(found, verdicts(one for _, one in found), strict=True):
         low, high = one.interval()
-        better = {BETTER: "softmax", UNDECIDED: UNDECIDED}.get(verdict(one, p), "the control")
         numbers = {"difference (nats)": one.value, "low": low, "high": high, "p (Holm)": p, "seeds": one.seeds}
-        made.append(said | numbers | {"better": better})
+        made.append(said | numbers | {"better": AHEAD.get(word, word)})
     table = pd.DataFrame(made).sort_values(["task", "difference (nats)"], kind="stable", ignore_index=True)
     return unless_quiet(table)
 

@@ -7,7 +7,7 @@ from synthetic_records import under
 
 from analysis.controls import BLIND, DIAGNOSTIC, compared, control_comparisons, diagnoses, losses, notes
 from analysis.frame import tidy
-from analysis.paired import corrected, verdict
+from analysis.paired import corrected, verdict, verdicts
 from analysis.training import trained_cells
 
 
@@ -88,10 +88,9 @@ def test_verdicts_are_corrected_for_all_comparisons_of_a_task_and_length():
     data, _ = trained_cells(tidy(records))
     by_series, table = losses(data), control_comparisons(tidy(records))
     found = [compared(by_series[row["attention"]], by_series[row["against"]]) for row in table.to_dict("records")]
-    ps = [one.p for one in found]
-    assert table["p (Holm)"].tolist() == pytest.approx(corrected(ps))
-    assert table["verdict"].tolist() == [verdict(one, p) for one, p in zip(found, corrected(ps), strict=True)]
-    assert table["verdict"].tolist() != [verdict(one, p) for one, p in zip(found, ps, strict=True)]
+    ps, words = zip(*verdicts(found), strict=True)
+    assert table["p (Holm)"].tolist() == pytest.approx(ps) == corrected([one.p for one in found])
+    assert table["verdict"].tolist() == [*words] != [verdict(one) for one in found]
 
 
 def test_what_is_undecided_says_how_many_seeds_would_decide():

@@ -9,7 +9,7 @@ from synthetic_records import train_step, under
 from analysis.controls import compared, losses
 from analysis.equal_quality import table
 from analysis.frame import tidy
-from analysis.paired import corrected, verdict
+from analysis.paired import verdicts
 from analysis.plots import equal_quality
 from analysis.selection import MissingRecords
 from analysis.training import panels, trained_cells
@@ -108,16 +108,12 @@ def test_losses_are_corrected_for_all_lengths_of_a_task():
     by_length = {n: losses(rows) for (_, n), rows in panels(data)}
     names = ("identity", "local", "performer")
     every = {(n, name): compared(own[name], own["softmax"]) for n, own in by_length.items() for name in names}
-    ps = dict(zip(every, corrected([one.p for one in every.values()]), strict=True))
+    words = dict(zip(every, verdicts(every.values()), strict=True))
     for row in table(tidy(found)).to_dict("records"):
         key = row["n"], row["attention"]
-        assert row["loss is"] == verdict(every[key], ps[key]), key
-    for_each = {n: corrected([every[n, name].p for name in names]) for n in LENGTHS}
-    assert any(
-        verdict(every[n, names[i]], p) != verdict(every[n, names[i]], ps[n, names[i]])
-        for n in LENGTHS
-        for i, p in enumerate(for_each[n])
-    )
+        assert row["loss is"] == words[key][1], key
+    for_each = {n: verdicts(every[n, name] for name in names) for n in LENGTHS}
+    assert any(for_each[n][i][1] != words[n, name][1] for n in LENGTHS for i, name in enumerate(names))
 
 
 def apart(label, ms, n=128, spread=0.01, text="sympy", **fields):

@@ -11,7 +11,7 @@ from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attribution
 from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose, error_rates, losses
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
-from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
+from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdicts
 from analysis.plots import captions
 from analysis.plots.by_distance import by_kind
 from analysis.selection import unless_quiet
@@ -60,13 +60,14 @@ def learned(name: str, frame: pd.DataFrame) -> str:
     (task, n), rows = next((key, rows) for key, rows in panels(data) if key[0].startswith(TASK))
     found, own = diagnose(rows), losses(rows)
     others = {"softmax": found.positive, "`identity`, no attention at all": "identity"}
+    pairs = {words: compared(own.get(name, {}), own.get(other or "", {})) for words, other in others.items()}
+    known = {words: one for words, one in pairs.items() if one is not None}
+    if len(known) < len(pairs):
+        return f"What a model learns with `{name}` was not measured."
     said = []
-    for words, other in others.items():
-        one = compared(own.get(name, {}), own.get(other or "", {}))
-        if one is None:
-            return f"What a model learns with `{name}` was not measured."
+    for (words, one), (_, word) in zip(known.items(), verdicts(known.values()), strict=True):
         low, high = one.interval(LEVEL)
-        said.append(f"{THAN[verdict(one, one.p)]} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
+        said.append(f"{THAN[word]} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
     step = _speed(lengths(frame, data).set_index(["kind", "n", "series"]).loc[(task, n, name)])
     took = f"took {step} as many steps a second as softmax, and " if step else ""
     more = "[more below](#what-do-models-learn-with-it)"
