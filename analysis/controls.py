@@ -60,7 +60,7 @@ def error_rates(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
 
 def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Array]]:
     """Test losses (or another metric) per unit of replication, by series and seed, of one task and length."""
-    found = rows[rows["metric"] == metric]
+    found = rows[(rows["metric"] == metric) & rows["seed"].notna()]
     return {
         str(name): dict(zip(of_series["seed"].astype(int), of_series["raw"], strict=True))
         for name, of_series in found.groupby("series")

@@ -198,7 +198,7 @@ def _conditions(record: Record) -> Row:
         settings["baseline"] = {**config["attention"], "dtype": config.get("dtype")}
     return (
         {key: config.get(key) for key in COLUMNS if key in config and key not in ("attention", "bench")}
-        | {key: machine.get(key) for key in ("cpu_model", "cpu_count", "torch")}
+        | {"cpu_model": record.cpu, **{key: machine.get(key) for key in ("cpu_count", "torch")}}
         | {key: getattr(record, key) for key in ("status", "reason", "ended", "cell_id", "record_id", "sweep_id")}
         | {
             "bench": bench["name"],
@@ -211,7 +211,7 @@ def _conditions(record: Record) -> Row:
             "input_settings": _json(inputs),
             "source": record.measurements.get("source"),
             "settings": _json(settings),
-            "device_name": machine.get("gpu_name" if config.get("device") == "cuda" else "cpu_model"),
+            "device_name": record.device_name,
             "threads": record.numerics.get("threads"),
             "mechanisms": ", ".join(
                 sorted({cell["attention"]["name"] for cell in (config, *bench.get("against", ()))})

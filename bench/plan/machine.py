@@ -18,7 +18,7 @@ from packaging.version import Version
 from bench.common.errors import ConfigError
 
 LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "retention", "transformers")
-ON_CPU = ("cpu_model", "cpu_count", "omp_num_threads", "torch")
+ON_CPU = ("cpu_model", "cpu_vectors", "cpu_count", "omp_num_threads", "torch")
 # The host's CPU launches the kernels, and for short kernels launching takes longest.
 ON_GPU = ("gpu_name", "gpu_driver", "torch", "torch_cuda", "cudnn", "triton", "flash-attn", "cpu_model")
 # Versions of Triton with a known wrong compilation: from the first, before the second, and what is wrong.
@@ -27,7 +27,7 @@ MISCOMPILES = (
     ("3.7.1", "3.7.2", "a kernel of flash-linear-attention with some numbers of warps (its 984 and 988)"),
 )
 # Facts about a node that are unknown until a scheduler has chosen it.
-OF_A_NODE = ("cpu_model", "gpu_name", "gpu_driver")
+OF_A_NODE = ("cpu_model", "cpu_vectors", "gpu_name", "gpu_driver")
 # Records may be in git, too; new ones change nothing that is measured.
 MEASURING = (":/attention_zoo", ":/bench", ":/conf")
 # `git archive` writes the commit to `commit.txt` here, for machines that have neither git nor a checkout.
@@ -166,7 +166,8 @@ def torch_cuda() -> str | None:
 def _host() -> dict[str, Any]:
     cuda = torch_cuda()
     return {
-        "cpu_model": _cpu_model(),
+        "cpu_model": _cpu_info("model name") or platform.processor() or platform.machine(),
+        "cpu_vectors": _cpu_vectors(),
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "os": f"{platform.system()} {platform.release()}",
@@ -186,12 +187,22 @@ def installed(package: str) -> str | None:
         return None
 
 
-def _cpu_model() -> str:
+def _cpu_info(name: str) -> str | None:
+    """A line of /proc/cpuinfo about the first core."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith(name))
     except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        return None
+
+
+def _cpu_vectors() -> str:
+    """The vector instructions that torch uses, and those for bfloat16: `AVX512, avx512_bf16`.
+
+    On virtual machines, models of different generations have the same name.
+    """
+    flags = (_cpu_info("flags") or "").split()
+    return ", ".join([torch.backends.cpu.get_cpu_capability(), *(flag for flag in flags if flag.endswith("_bf16"))])
 
 
 @functools.cache

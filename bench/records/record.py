@@ -123,6 +123,17 @@ class Record:
         """Why the times may differ from those on a quiet machine, such as CPU time of other processes."""
         return self.host_state.get("disturbed") or []
 
+    @property
+    def device_name(self) -> str | None:
+        """The model of the GPU, or of the CPU with its vector instructions, where the record has them."""
+        return self.machine.get("gpu_name") if self.config.get("device") == "cuda" else self.cpu
+
+    @property
+    def cpu(self) -> str | None:
+        """The model of the CPU with its vector instructions: `AMD EPYC (AVX2)`."""
+        model, vectors = (self.machine.get(key) for key in ("cpu_model", "cpu_vectors"))
+        return f"{model} ({vectors})" if model and vectors else model
+
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Record:
         """A record from a file's fields; raises `RecordError` if they are not a record of this schema."""
@@ -166,7 +177,13 @@ _PARTS: dict[str, dict[str, Any]] = {
     "config.bench": {"name": str},
     "config.inputs": {"name": str | None, "weights": str | None},
     "code": {"git_sha": str | None, "sources_sha256": str | None},
-    "machine": {"cpu_model": str | None, "gpu_name": str | None, "torch": str | None, "cpu_count": int | None},
+    "machine": {
+        "cpu_model": str | None,
+        "cpu_vectors": str | None,
+        "gpu_name": str | None,
+        "torch": str | None,
+        "cpu_count": int | None,
+    },
     "host_state": {"disturbed": list[str] | None},
     "numerics": {"threads": int | None},
     "summary": {"axis": str, "replicates": str | None, "not_conditions": list[str], "headline": list[str] | None},

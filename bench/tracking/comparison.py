@@ -238,7 +238,7 @@ def _batches(entries: Iterable[Entry]) -> dict[tuple[str, str], int | None]:
 
 def _condition(entry: Entry, tokens: int | None) -> tuple[str, ...]:
     """The settings that numbers must share to be comparable, as words; empty words where there is nothing to say."""
-    config, machine = entry.config, entry.record.machine
+    config = entry.config
     batch, n, heads = config["batch_size"], config["seq_len"], config.get("num_heads")
     causal, impl, inputs = config.get("causal"), config.get("impl"), config.get("inputs") or {}
     task = config.get("task") or {}
@@ -252,6 +252,6 @@ def _condition(entry: Entry, tokens: int | None) -> tuple[str, ...]:
         "" if source == "gaussian" else source,
         " ".join(f"{key}={value}" for key, value in task.items() if key != "name" and value is not None),
         f"n={n:,}" if traits(entry.record)["axis"] != "seq_len" else "",
-        machine.get("gpu_name") if config.get("device") == "cuda" else machine.get("cpu_model"),
+        entry.record.device_name,
     )
     return tuple(bounded(str(word or ""), 40) for word in words)

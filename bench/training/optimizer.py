@@ -28,10 +28,18 @@ class FloatProducts(TorchFunctionMode):
 
 
 class Optimizers:
-    """Several optimizers used as one; each updates its own weights."""
+    """Several optimizers used as one; each updates its own weights.
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    Args:
+        optimizers: no weight is in two of them.
+        stacks: tensors of several matrices, each with views of its matrices, which are what the optimizers update.
+    """
+
+    def __init__(
+        self, optimizers: Iterable[torch.optim.Optimizer], stacks: Iterable[tuple[Tensor, list[nn.Parameter]]] = ()
+    ) -> None:
         self.parts = tuple(optimizers)
+        self.stacks = tuple(stacks)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -47,9 +55,15 @@ class Optimizers:
         """Clear the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none)
+        for stack, _ in self.stacks:
+            stack.grad = None
 
     def step(self) -> None:
         """Update all weights once."""
+        for stack, matrices in self.stacks:
+            gradients = [None] * len(matrices) if stack.grad is None else stack.grad.unbind()
+            for matrix, gradient in zip(matrices, gradients, strict=True):
+                matrix.grad = gradient
         on_cpu = self.param_groups[0]["params"][0].device.type == "cpu"
         with FloatProducts() if on_cpu else contextlib.nullcontext():
             for part in self.parts:
@@ -69,12 +83,13 @@ def optimizer_of(model: nn.Module, settings: Training) -> torch.optim.Optimizer 
     """The optimizer for a model's weights. Matrices get weight decay, vectors (biases, norms) do not.
 
     Muon (Jordan et al. 2024) orthogonalises the updates of matrices; torch's implementation is used. Its updates are
-    scaled like AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so both use one learning rate. AdamW
-    still updates embeddings, and weights that do not have two dimensions.
+    scaled like AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so both use one learning rate. A weight
+    of three dimensions is a stack of matrices (the networks of a learned sketch), each with an update of its own. AdamW
+    still updates embeddings, and weights that are no matrices, such as those of a convolution of each channel.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     embedded = {id(p) for each in model.modules() if isinstance(each, nn.Embedding) for p in each.parameters()}
-    hidden = [p for p in trained if p.dim() == 2 and id(p) not in embedded] if settings.optimizer == "muon" else []
+    hidden = [p for p in trained if _is_matrix(p) and id(p) not in embedded] if settings.optimizer == "muon" else []
     by_muon = {id(p) for p in hidden}
     rest = [p for p in trained if id(p) not in by_muon]
     matrices, vectors = ([p for p in rest if (p.dim() > 1) is wanted] for wanted in (True, False))
@@ -85,5 +100,12 @@ def optimizer_of(model: nn.Module, settings: Training) -> torch.optim.Optimizer 
     if not hidden:
         return adamw
     rate, decay = settings.learning_rate, settings.weight_decay
+    stacks = [(p, [nn.Parameter(matrix) for matrix in p.detach().unbind()]) for p in hidden if p.dim() == 3]
+    hidden = [p for p in hidden if p.dim() == 2] + [matrix for _, matrices in stacks for matrix in matrices]
     muon = torch.optim.Muon(hidden, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    return Optimizers([adamw, muon])
+    return Optimizers([adamw, muon], stacks)
+
+
+def _is_matrix(weight: Tensor) -> bool:
+    """Whether it is a matrix or a stack of matrices."""
+    return weight.dim() == 2 or (weight.dim() == 3 and min(weight.shape[1:]) > 1)

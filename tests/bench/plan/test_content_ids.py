@@ -44,7 +44,8 @@ def typed(config):
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_id_of_a_record_comes_out_for_its_settings_code_and_machine(name, monkeypatch):
     record = RECORDS.decode(name)
-    facts = {name: record.machine[name] for name in machine.ON_CPU}
+    # It was made before machines had vector instructions.
+    facts = {name: record.machine[name] for name in machine.ON_CPU if name != "cpu_vectors"}
     monkeypatch.setattr(cell, "measuring_identity", lambda device, place: facts)
     sources = tuple(Source(name, "", sha256) for name, sha256 in SOURCES[name].items())
     assert cell.content_id(record.config, sources) == record.cell_id

@@ -2,8 +2,10 @@
 
 import torch
 from loops import trained, trainer
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.training.optimizer import optimizer_of
 from bench.training.schedule import learning_rate
 from bench.training.settings import Training
 
@@ -73,3 +75,38 @@ def test_muon_multiplies_in_float32_on_a_cpu_and_rounds_as_torch_s_own():
     assert products.seen == {torch.bfloat16}
     for old, ours, theirs in zip(before, one.model.parameters(), other.model.parameters(), strict=True):
         assert (ours - theirs).norm() <= 0.03 * (theirs - old).norm()
+
+
+class Products(nn.Module):
+    """A stack of two matrices, or the two by themselves, and a convolution of each channel."""
+
+    def __init__(self, matrices, is_stack):
+        super().__init__()
+        self.stack = nn.Parameter(matrices.clone()) if is_stack else None
+        self.apart = nn.ParameterList([] if is_stack else [each.clone() for each in matrices])
+        self.convolution = nn.Parameter(torch.ones(4, 1, 3))
+
+    def forward(self, x):
+        for matrix in self.apart if self.stack is None else self.stack:
+            x = (x @ matrix).tanh()
+        return x.sum() + self.convolution.square().sum()
+
+
+def test_each_matrix_of_a_stack_is_updated_by_itself_and_resumes():
+    settings = Training(optimizer="muon", learning_rate=0.02)
+    matrices, x = torch.randn(2, 2, 6, 6, generator=torch.Generator().manual_seed(0)).unbind()
+    models = [Products(matrices, is_stack) for is_stack in (True, False)]
+    optimizers = [optimizer_of(model, settings) for model in models]
+    for step in range(4):
+        if step == 2:
+            state = optimizers[0].state_dict()
+            optimizers[0] = optimizer_of(models[0], settings)
+            optimizers[0].load_state_dict(state)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(x[0]).backward()
+            optimizer.step()
+    stack, apart = models[0].stack, torch.stack(list(models[1].apart))
+    assert torch.equal(stack, apart) and not torch.equal(stack, matrices)
+    assert torch.equal(models[0].convolution, models[1].convolution), "AdamW has it"
+    assert optimizers[0].parts[0].param_groups[0]["params"][0] is models[0].convolution
