@@ -106,12 +106,12 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """From which length on each mechanism is faster than the best exact softmax, by how much, at what memory and error.
 
-    `from n`: from this length on the forward pass stays faster (upper end of the 95 % interval, rounded up to two
-    digits); `from n, training`: so do forward and backward pass together. `forward` and `training`: how many times as
-    fast as the best exact softmax in the same rounds, with 95 % intervals, at `n`. `memory`: peak bytes, divided by
-    those of the exact softmax in this dtype that needs least. `error`: on a trained model's inputs, relative to exact
-    softmax, in any dtype; `of averaging` is the same for the mean of the values.
-    Polynomial and linear attention do not approximate softmax.
+    `from n`: from this length to the longest measured the forward pass is faster (upper end of the 95 % interval,
+    rounded up to two digits); `from n, training`: so do forward and backward pass together. `forward` and `training`:
+    how many times as fast as the best exact softmax in the same rounds, with 95 % intervals, at `n`. `memory`: peak
+    bytes, divided by those of the exact softmax in this dtype that needs least. `error`: on a trained model's inputs,
+    relative to exact softmax, in any dtype; `of averaging` is the same for the mean of the values. Polynomial and
+    linear attention do not approximate softmax.
     """
     return unless_quiet(lines(answers(frame)))
 
@@ -198,7 +198,8 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
     gain = f"{speed(best.training or best.forward)} as fast as the best exact softmax at n = {at:,.0f} ({what})"
     is_fastest = f"the fastest{' to train' if best.training else ''}: {gain}."
     from_there = (
-        f"{words}: use exact softmax below n = {_rounded(first.from_n)}; from there on `{first.attention}` is faster"
+        f"{words}: use exact softmax below n = {_rounded(first.from_n)}; from there to n = {first.n:,}, the longest "
+        f"measured, `{first.attention}` is faster"
     )
     if first.is_first:
         said = f"{words}: `{best.attention}` is {is_fastest}"

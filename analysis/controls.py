@@ -5,6 +5,7 @@ positive control is exact softmax. Negative controls are the mechanisms register
 `v_mean`) and models without attention. Classification is compared by accuracy, every other task by loss.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,12 +69,16 @@ def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Arr
 
 
 def compared(first: dict[int, Array], second: dict[int, Array]) -> Difference | None:
-    """The difference over the seeds and units that both series have; None if either number is below two."""
-    seeds = sorted(first.keys() & second.keys())
-    units = min((len(of[seed]) for of in (first, second) for seed in seeds), default=0)
-    if len(seeds) < 2 or units < 2:
+    """The difference over the seeds that both series have; None if these or the units are fewer than two.
+
+    Runs with another number of units were tested on something else: the most frequent number is taken.
+    """
+    units = Counter(len(first[seed]) for seed in first.keys() & second.keys() if len(first[seed]) == len(second[seed]))
+    count = units.most_common(1)[0][0] if units else 0
+    seeds = sorted(seed for seed in first.keys() & second.keys() if len(first[seed]) == len(second[seed]) == count)
+    if len(seeds) < 2 or count < 2:
         return None
-    return difference(*(np.stack([of[seed][:units] for seed in seeds]) for of in (first, second)))
+    return difference(*(np.stack([of[seed] for seed in seeds]) for of in (first, second)))
 
 
 def diagnose(rows: pd.DataFrame) -> Diagnosis:

@@ -11,8 +11,8 @@ from analysis.training import PANEL, over_seeds, panels, trained_cells
 TASKS = ("associative_recall", "noisy_recall", "fuzzy_recall", "compression", "memorisation")
 _EXPLANATION = (
     "Upper left is better. Right: answers of the test split, medians over seeds, bars from the least to the greatest. "
-    "State: what decoding keeps of all layers after n tokens of one sequence, padding and spare room included; what "
-    "does not decode is left out."
+    "State: what the attention of all layers keeps in decoding after n tokens of one sequence, padding and spare room "
+    "included, but not the last tokens of a short convolution; what does not decode is left out."
 )
 
 

@@ -162,6 +162,7 @@ def matched(frame: pd.DataFrame) -> pd.DataFrame:
                 far = (np.log(own["head_dim"].astype(float)) - math.log(one.head_dim)).abs()
                 near = own.loc[far.idxmin()]
                 names = {"task": kind, "n": n, "keys": keys, "series": one.series, "head_dim": near["head_dim"]}
+                names |= {"control": bool(one.control)}
                 found = {"recall": one.value, "recall_low": one.low, "recall_high": one.high}
                 found |= {"pairs": near["value"], "pairs_low": near["low"], "pairs_high": near["high"]}
                 cells = of_task.loc[[one.Index]], own.loc[[far.idxmin()]]
@@ -175,6 +176,12 @@ def _alike(first: str, second: str) -> bool:
     """Whether hyperparameters (JSON) agree; those that one record lacks were added later and are ignored."""
     own, theirs = json.loads(first), json.loads(second)
     return all(own[key] == theirs[key] for key in own.keys() & theirs.keys())
+
+
+def without_controls(rows: pd.DataFrame) -> Correlation:
+    """The correlation over the mechanisms that are no controls: these are made to recall little."""
+    own = rows[~rows["control"]]
+    return correlation(own["pairs"].to_numpy(float), own["recall"].to_numpy(float))
 
 
 def answers(found: pd.DataFrame) -> dict[tuple[str, int, str], tuple[Correlation, str]]:
@@ -195,6 +202,7 @@ def capacity_and_recall(frame: pd.DataFrame) -> pd.DataFrame:
     One row for each task, length and kind of keys. The unit of replication is a mechanism: the interval extends to
     other mechanisms as far as these are a sample of them. `answer`: `predicts` by a permutation test, corrected for
     the rows (Holm); `does not` if the interval lies below 0.7 (half of the variance of ranks); else `undecided`.
+    Controls are made to recall little: `without controls` is the correlation over the others, with its interval.
     """
     found = matched(frame)
     groups = found.groupby(["task", "n", "keys"], sort=False)
@@ -203,6 +211,8 @@ def capacity_and_recall(frame: pd.DataFrame) -> pd.DataFrame:
         group = groups.get_group(key)
         row = dict(zip(("task", "n", "keys"), key, strict=True)) | {"mechanisms": len(group), "answer": word}
         row |= {"Spearman": one.value, "low": one.low, "high": one.high, "p": one.p}
+        others = without_controls(group)
+        row |= {"without controls": others.value, "without, low": others.low, "without, high": others.high}
         dims = ", ".join(str(dim) for dim in sorted(set(group["head_dim"])))
         row |= {"head dim of the capacity": dims, "of": ", ".join(sorted(group["series"]))}
         causes = {cause for text in group["disturbed"].dropna() for cause in text.split("; ")}

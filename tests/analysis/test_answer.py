@@ -114,7 +114,8 @@ def test_an_approximation_is_advised_where_it_is_clearly_nearer_than_averaging(f
     for error, is_near in (((0.01, 0.009, 0.011), True), ((9.0, 8.0, 10.0), False)):
         frame.loc[is_own, ["value", "low", "high"]] = error
         (said,) = answer.sentences(answer.answers(frame))
-        assert "softmax below n = 1,100; from there on `skeinformer` is faster, and the fastest to train: 4" in said
+        from_there = f"from there to n = {one.n:,}, the longest measured, `skeinformer` is faster"
+        assert f"softmax below n = 1,100; {from_there}, and the fastest to train: 4" in said
         nearest = (
             "`skeinformer` is the nearest that is faster, from n = 1,100 on: error 0.01 (0.01 to 0.01) at n = 1,024"
         )

@@ -180,6 +180,10 @@ def test_a_planted_order_is_found(rng, order, expected, word):
     (row,) = tables.capacity_and_recall(frame).to_dict("records")
     assert row["Spearman"] == pytest.approx(expected) and row["low"] <= row["Spearman"] <= row["high"]
     assert row["mechanisms"] == 6 and row["n"] == 64 and row["of"] == ", ".join(sorted(LABELS))
+    own = tables.matched(frame).query("not control")
+    assert 0 < len(own) < 6
+    expected_of_own = tables.correlation(own["pairs"].to_numpy(), own["recall"].to_numpy()).value
+    assert row["without controls"] == pytest.approx(expected_of_own, nan_ok=True)
     assert row["answer"] == word and row["p"] == pytest.approx(2 / 720), "both ends of all orders of six"
     text = caption(drawn.figure(frame))
     assert (

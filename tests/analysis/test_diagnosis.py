@@ -42,12 +42,14 @@ def test_the_positive_control_is_exact_softmax_whoever_is_better():
     assert (found.positive, found.negative) == ("softmax", "local")
 
 
-def test_what_is_compared_are_the_seeds_and_units_that_both_have():
+def test_what_is_compared_are_the_seeds_that_both_have():
     first = {seed: seed + np.arange(4.0) for seed in (0, 1, 2, 3)}
-    second = {seed: seed + np.arange(3.0) - 0.5 + seed / 10 for seed in (2, 3, 4)}
+    second = {seed: seed + np.arange(4.0) - 0.5 + seed / 10 for seed in (2, 3, 4)}
     one = compared(first, second)
-    assert (one.seeds, one.units) == (2, 3) and one.value == pytest.approx(0.5 - (0.2 + 0.3) / 2)
+    assert (one.seeds, one.units) == (2, 4) and one.value == pytest.approx(0.5 - (0.2 + 0.3) / 2)
     assert compared(first, {3: second[3], 4: second[4]}) is None
+    # A run that was tested on another part of the text.
+    assert compared({**first, 9: np.ones(7)}, {**second, 9: np.zeros(7)}) == one
 
 
 def test_what_disturbed_one_of_a_pair_is_said_of_the_pair():

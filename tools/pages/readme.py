@@ -16,7 +16,7 @@ from analysis.plots import captions
 from analysis.plots.by_distance import by_kind
 from analysis.selection import unless_quiet
 from analysis.tables import positions
-from analysis.tables.capacity import answers, matched
+from analysis.tables.capacity import answers, matched, without_controls
 from analysis.tables.lra import TASKS
 from analysis.training import BENCHES, over_seeds, panels, trained_cells
 
@@ -146,9 +146,9 @@ def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     against = f"loss minus that of `{kinds['against'].iloc[0]}`, by what a token is"
     return means.map("{:+.2f}".format), (
         f"- *Far*, *near*, *others*: {against}. Far ({share['far']:.1f} %): the token and the one before it stood "
-        f"together 64 or more tokens earlier, and seldom in the training text. Near ({share['near']:.1f} %): within 64 "
-        f"tokens. Others ({share['others']:.1f} %): all else. "
-        "[By distance](results/quality/figures/loss_by_distance.png), with intervals over seeds."
+        "together 64 or more tokens earlier, and at most 1,250 times in the training text. "
+        f"Near ({share['near']:.1f} %): within 64 tokens. Others ({share['others']:.1f} %): all else. "
+        "[By distance](results/quality/figures/loss_by_distance.png), with intervals over seeds, for this test text."
     )
 
 
@@ -175,15 +175,18 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str
 def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
     """One line for each length: what each mechanism recalls, and whether untrained capacity predicts it."""
     right = over_seeds(data[data["kind"].str.startswith(RECALL)], "token_accuracy")
-    foretold = answers(matched(frame))
+    both = matched(frame)
+    foretold = answers(both)
+    others = {key: without_controls(rows) for key, rows in both.groupby(["task", "n", "keys"], sort=False)}
     said = []
     right = right.assign(printed=right["value"].round(2)).sort_values(["printed", "low"], ascending=False)
     for n, rows in right.groupby("seq_len"):
         percent = rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})
         each = [f"`{row.series}` {row.value:.0f} % ({row.low:.0f} to {row.high:.0f})" for row in percent.itertuples()]
         words = [
-            f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f}; {keys} keys): {word}"
-            for (_, of_n, keys), (one, word) in foretold.items()
+            f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f}; {keys} keys): {word}, without controls "
+            f"{others[task, of_n, keys].value:.2f}"
+            for (task, of_n, keys), (one, word) in foretold.items()
             if of_n == n
         ]
         said.append(

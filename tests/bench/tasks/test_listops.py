@@ -89,6 +89,22 @@ def test_values_are_those_of_an_independent_evaluator():
     assert max(map(depth, trees)) == 3
 
 
+def test_the_first_operator_alone_gives_a_third_of_short_expressions():
+    """What README names beside guessing: the most frequent digit, and the best digit for each first operator."""
+    task = opened(min_length=20, max_length=128)
+    drawn = [task.example("test", index) for index in range(4000)]
+    firsts, values = (np.array([part[0] for part in column]) for column in zip(*drawn, strict=True))
+    half = len(values) // 2
+    frequent = Counter(values[:half].tolist()).most_common(1)[0][0]
+    assert np.mean(values[half:] == frequent) == pytest.approx(0.16, abs=0.025)
+    best = {
+        first: Counter(values[:half][firsts[:half] == first].tolist()).most_common(1)[0][0] for first in set(firsts)
+    }
+    assert np.mean([best[first] == value for first, value in zip(firsts[half:], values[half:], strict=True)]) == (
+        pytest.approx(0.33, abs=0.03)
+    )
+
+
 @pytest.mark.slow
 def test_ten_thousand_expressions_of_the_papers_size_have_the_values_of_an_independent_evaluator():
     trees = check(opened(2048, min_length=500, max_length=2000), 10_000, 500, 2000, 10)
