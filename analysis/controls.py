@@ -62,10 +62,19 @@ def error_rates(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
 def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Array]]:
     """Test losses (or another metric) per unit of replication, by series and seed, of one task and length."""
     found = rows[(rows["metric"] == metric) & rows["seed"].notna()]
+    # Older units of a text are stretches of 4,096 tokens, several of one file: their neighbours are alike.
+    are_stretches = (found["inputs"] == "language_modelling") & found["units"].isna() & metric.endswith("_by_unit")
+    values = [_merged(raw) if merge else raw for raw, merge in zip(found["raw"], are_stretches, strict=True)]
     return {
-        str(name): dict(zip(of_series["seed"].astype(int), of_series["raw"], strict=True))
-        for name, of_series in found.groupby("series")
+        str(name): dict(zip(of_series["seed"].astype(int), of_series["value"], strict=True))
+        for name, of_series in found.assign(value=values).groupby("series")
     }
+
+
+def _merged(by_stretch: Array, count: int = 4) -> Array:
+    """About so many neighbouring units as one unit, without a change of the mean."""
+    parts = np.array_split(by_stretch, max(1, len(by_stretch) // count))
+    return np.array([part.sum() for part in parts]) * len(parts) / len(by_stretch)
 
 
 def compared(first: dict[int, Array], second: dict[int, Array]) -> Difference | None:

@@ -62,6 +62,7 @@ COLUMNS = (
     "weights",  # for inputs from a pretrained model: initialised or pretrained
     "input_settings",  # JSON
     "source",  # training data: the text that was actually read, or "generated"
+    "units",  # of the test of a trained model, in words; older records do not say them
     "impl",
     "seed",
     "settings",  # JSON: all other settings that change the measurement
@@ -210,6 +211,7 @@ def _conditions(record: Record) -> Row:
             "weights": inputs.pop("weights", None),
             "input_settings": _json(inputs),
             "source": record.measurements.get("source"),
+            "units": record.measurements.get("unit"),
             "settings": _json(settings),
             "device_name": record.device_name,
             "threads": record.numerics.get("threads"),

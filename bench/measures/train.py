@@ -129,9 +129,7 @@ class Train(Benchmark):
         raw = np.array(test["loss_by_position"], dtype=float)  # NaN where nothing is asked
         last = float(raw[np.isfinite(raw)][-1])
         yield Metric("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
-        # Units of older texts were stretches of 4,096 tokens, whose neighbours are alike.
-        merged = 4 if measurements.get("baselines") and "unit" not in measurements else 1
-        yield from _by_unit("loss", test, merged)
+        yield from _by_unit("loss", test)
         if "accuracy_by_unit" in test:
             yield mean("accuracy", test["accuracy_by_unit"], name="accuracy.test", over=GROUPS, shown=("%", 100.0))
         if measurements.get("state_bytes") is not None:
@@ -142,9 +140,9 @@ class Train(Benchmark):
             share = part["answers"] / sum(each["answers"] for each in test["parts"].values())
             yield Metric(f"share_{kind}", share, name=f"share.{kind}", shown=None)
         for branch, found in measurements.get("branches", {}).items():
-            yield from _by_unit(f"loss_without_{branch}", found, merged)
+            yield from _by_unit(f"loss_without_{branch}", found)
         for length, found in measurements.get("longer", {}).items():
-            yield from _by_unit(f"loss_at_{length}", found, merged)
+            yield from _by_unit(f"loss_at_{length}", found)
         for name, loss in measurements.get("baselines", {}).items():
             yield Metric(f"{name}_loss", loss, "nats", name=f"loss.{name}", shown=None)
         raw = np.array(measurements["curve"]["train_loss"], dtype=float)
@@ -230,11 +228,10 @@ def _tested(trainer: Trainer, model: nn.Module, task: tasks.Task, examples: int)
     return found
 
 
-def _by_unit(metric: str, found: Mapping[str, Any], merged: int) -> Iterator[Metric]:
-    """A loss with that of each unit of replication, so many neighbours in one; older records have none."""
+def _by_unit(metric: str, found: Mapping[str, Any]) -> Iterator[Metric]:
+    """A loss with that of each unit of replication; older records have none."""
     if "loss_by_unit" in found:
         raw = np.array(found["loss_by_unit"], dtype=float)
-        raw = np.array([part.mean() for part in np.array_split(raw, max(1, len(raw) // merged))])
         yield Metric(f"{metric}_by_unit", found["loss"], "nats", raw=raw, shown=None)
 
 

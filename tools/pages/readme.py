@@ -22,7 +22,7 @@ from analysis.training import BENCHES, over_seeds, panels, trained_cells
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "README.md"
-COSTS, QUALITY = ROOT / "results" / "laptop", ROOT / "results" / "quality"
+COSTS, QUALITY, WHOLE = (ROOT / "results" / name for name in ("laptop", "quality", "whole"))
 TASK = "language modelling"
 RECALL = "associative recall"
 THAN = {
@@ -103,7 +103,11 @@ def quality(frame: pd.DataFrame) -> str:
     places = positions.table(frame).set_index(["task", "n", "attention"])
     said = [
         f"- n = {n:,}: **{one.word}** ({one.sentence}{_others(found[task, n])})."
-        + (_by_position(places.loc[(task, n, one.positive)]) if one.is_diagnostic else " So nobody is ranked by it.")
+        + (
+            _by_position(places.loc[(task, n, one.positive)], QUALITY)
+            if one.is_diagnostic
+            else " So nobody is ranked by it."
+        )
         for (task, n), one in verdicts.items()
     ]
     # The shortest context, at which most mechanisms were trained.
@@ -114,8 +118,21 @@ def quality(frame: pd.DataFrame) -> str:
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
+    said += _on_all_files(load(WHOLE))
     more = [tokens, timed, earned, *_recall(data, frame), *_arena(data)]
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
+
+
+def _on_all_files(frame: pd.DataFrame) -> list[str]:
+    """The diagnosis of models that were trained with other seeds and tested on the whole split, file by file."""
+    data, _ = trained_cells(frame, ["language_modelling"])
+    places = positions.table(frame).set_index(["task", "n", "attention"])
+    return [
+        f"- n = {n:,}, five other seeds, tested on the whole split, its files as units: **{one.word}** "
+        f"({one.sentence}).{_by_position(places.loc[(task, n, one.positive)], WHOLE)}"
+        for (task, n), rows in panels(data)
+        if (one := diagnose(rows)).negative
+    ]
 
 
 def _others(rows: pd.DataFrame) -> str:
@@ -124,7 +141,7 @@ def _others(rows: pd.DataFrame) -> str:
     return f"; the best of {trained} controls" if trained > 1 else "; no other control was trained"
 
 
-def _by_position(places: pd.DataFrame) -> str:
+def _by_position(places: pd.DataFrame, results: Path) -> str:
     """At which positions softmax is ahead of the best control; `places` are its rows of `paired_by_position`."""
     low, high = places["low"], places["high"]
     said = (
@@ -133,7 +150,7 @@ def _by_position(places: pd.DataFrame) -> str:
         + high.map("{:+.2f})".format)
     )
     each = ", ".join(f"{of} {number}" for of, number in zip(places["positions"], said, strict=True))
-    return f" By a token's [position](results/quality/tables/paired_by_position.md): {each}."
+    return f" By a token's [position](results/{results.name}/tables/paired_by_position.md): {each}."
 
 
 def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
