@@ -166,7 +166,9 @@ def has(text: Text, name: str, vocabulary: int | None, max_tokens: int | None, c
         identity = tokenizing.identity(own)
     except (OSError, ValueError):  # not there
         return False
-    return all(kept.has(_key(text, split, identity, max_tokens), cache_dir) for split in SHARES)
+    keys = [_key(text, split, identity, max_tokens) for split in SHARES]
+    ends = [_of_ends(key) for key in keys[1:]] if isinstance(text, HubText) else []
+    return all(kept.has(key, cache_dir) for key in [*keys, *ends])
 
 
 def tokens(text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, cache_dir: Path) -> Split:
@@ -189,11 +191,16 @@ def tokens(text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: 
         lengths or collections.deque(counted(), maxlen=0)
         yield np.cumsum(lengths, dtype=np.uint64)
 
-    return Split(made, kept.array({**key, "ends": "of documents"}, ends(), np.dtype(np.uint64), cache_dir))
+    return Split(made, kept.array(_of_ends(key), ends(), np.dtype(np.uint64), cache_dir))
 
 
 def _key(text: Text, split: str, tokenizer: Any, max_tokens: int | None) -> dict[str, Any]:
     return {**text.identity(split), "tokenizer": tokenizer, "max_tokens": max_tokens}
+
+
+def _of_ends(key: dict[str, Any]) -> dict[str, Any]:
+    """The key of where the documents of a split end."""
+    return {**key, "ends": "of documents"}
 
 
 def _encoded(
