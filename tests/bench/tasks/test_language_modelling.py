@@ -288,6 +288,34 @@ def test_the_test_split_of_c4_is_every_other_document_of_its_validation_split(re
     assert decoded(task.tokens["test"]) == "".join(documents[1::2])
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_window_counts_for_the_document_that_its_middle_is_of(split, reached, opened):
+    reached()
+    task = opened("pg19", seq_len=8)
+    documents = [f"{split} {number}\n" for number in range(40)]
+    of_token = [number for number, document in enumerate(documents) for _ in document.encode()]
+    windows = range(task.size(split))
+    assert task.units(split, windows) == [of_token[8 * window + 4] for window in windows]
+    assert task.unit == "documents" and task.ends[split][-1] == len(task.tokens[split])
+
+
+def test_documents_are_known_where_the_tokens_alone_were_kept(reached, opened, cache):
+    fake = reached()
+    ends = opened("pg19").ends["test"].tolist()
+    for path in cache.glob("*.npy"):
+        if np.load(path).dtype == np.uint64:
+            path.unlink()
+    assert opened("pg19").ends["test"].tolist() == ends
+    assert [split for *_, split in fake.asked] == [*SPLITS, "validation", "test"], "the tokens of training stay"
+
+
+def test_a_text_without_documents_has_equal_stretches(opened):
+    task = opened(seq_len=16)
+    units = task.units("test", range(task.size("test")))
+    counts = np.bincount(units)
+    assert units == sorted(units) and len(counts) == 32 and np.ptp(counts) <= 1 and task.unit == "stretches of the text"
+
+
 def test_a_document_is_read_no_further_than_the_tokens_asked_for(reached, opened):
     reached(documents=6, error=AssertionError("read further than asked"))
     assert all(len(tokens) == 30 for tokens in opened("pg19", max_tokens=30).tokens.values())
