@@ -69,7 +69,8 @@ def learned(name: str, frame: pd.DataFrame) -> str:
         low, high = one.interval(LEVEL)
         said.append(f"{THAN[word]} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
     step = _speed(lengths(frame, data).set_index(["kind", "n", "series"]).loc[(task, n, name)])
-    took = f"took {step} as many steps a second as softmax, and " if step else ""
+    where = " or ".join(sorted(set(frame.loc[frame["bench"].isin(BENCHES), "device_name"])))
+    took = f"took {step} as many steps a second as softmax (on {where}, another CPU), and " if step else ""
     more = "[more below](#what-do-models-learn-with-it)"
     return f"In a small model of {task}, n = {n}, `{name}` {took}was {' and '.join(said)}; {more}."
 
@@ -129,7 +130,7 @@ def _on_all_files(frame: pd.DataFrame) -> list[str]:
     places = positions.table(frame).set_index(["task", "n", "attention"])
     return [
         f"- n = {n:,}, five other seeds, tested on the whole split, its files as units: **{one.word}** "
-        f"({one.sentence}).{_by_position(places.loc[(task, n, one.positive)], WHOLE)}"
+        f"({one.sentence}{_others(rows)}).{_by_position(places.loc[(task, n, one.positive)], WHOLE)}"
         for (task, n), rows in panels(data)
         if (one := diagnose(rows)).negative
     ]
@@ -150,7 +151,7 @@ def _by_position(places: pd.DataFrame, results: Path) -> str:
         + high.map("{:+.2f})".format)
     )
     each = ", ".join(f"{of} {number}" for of, number in zip(places["positions"], said, strict=True))
-    return f" By a token's [position](results/{results.name}/tables/paired_by_position.md): {each}."
+    return f" By a token's position ([over seeds](results/{results.name}/tables/paired_by_position.md)): {each}."
 
 
 def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -185,7 +186,9 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str
     link = "[a loss as small](results/quality/tables/equal_quality.md)"
     said = f"how many times as fast as softmax's a whole training step is at n = {n:,}, in interleaved rounds"
     faster_ones = f"{own} and" if own else "only"
-    which = f"Clearly faster: {faster_ones} {are_controls.sum()} controls; of these with {link}: {equal or 'none'}."
+    unknown = ", ".join(f"`{name}`" for name in faster.index[faster["is equal"].isna()])
+    equal = (equal or "none") + (f" ({unknown} undecided)" if unknown else "")
+    which = f"Clearly faster: {faster_ones} {are_controls.sum()} controls; of these with {link}: {equal}."
     return f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing; {machine}). {which}"
 
 
