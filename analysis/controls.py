@@ -103,13 +103,14 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
         missing = "a control (local, identity)" if negative is None else "an exact softmax"
         return Diagnosis(False, f"{missing} with losses by unit is missing", positive, negative)
     found: list[tuple[bool, float, str]] = []
+    units = next(iter(rows["units"].dropna()), "units")
     for name in negatives:
         one = compared(by_series[positive], by_series[name])
         if one is None or one.seeds < FEWEST_SEEDS:
             has = 0 if one is None else one.seeds
             return Diagnosis(False, f"{positive} and {name} share {has} seeds, not {FEWEST_SEEDS}", positive, negative)
         pair = [f"{each}, {_right(by_series[each])}" if of_classes else each for each in (positive, name)]
-        sentence = f"{pair[0]} against {pair[1]}: {said(one, of_classes)}"
+        sentence = f"{pair[0]} against {pair[1]}: {said(one, of_classes, units)}"
         is_better = one.interval()[1] < -POINTS if of_classes else verdict(one) == BETTER
         found.append((bool(is_better), -one.value, sentence))
     is_diagnostic, _, sentence = min(found)
@@ -126,9 +127,9 @@ def _lowest(names: list[str], by_series: dict[str, dict[int, Array]]) -> str | N
     return min(means, key=lambda name: means[name]) if means else None
 
 
-def said(one: Difference, of_classes: bool = False) -> str:
+def said(one: Difference, of_classes: bool, units: str) -> str:
     """`-0.051 nats, 95 % interval -0.060 to -0.042 over 5 seeds and 32 units`; classification: points of accuracy."""
-    ends, over = one.interval(LEVEL), f"over {one.seeds} seeds and {one.units} units"
+    ends, over = one.interval(LEVEL), f"over {one.seeds} seeds and {one.units} {units}"
     if of_classes:
         low, high = sorted(-100 * end for end in ends)
         return f"{-100 * one.value:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} {over}"

@@ -58,7 +58,7 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
         for name in own
         if not is_softmax[name] and (one := compared(own[name], own[str(found[key].positive)]))
     }
-    words = dict(zip(pairs, verdicts(pairs.values()), strict=True))
+    words = {pair: word for pair, (_, word) in zip(pairs, verdicts(pairs.values()), strict=True)}
     everywhere = pd.concat(by_length.values())
     rows: list[dict[str, Any]] = []
     for name in (name for name in names if not is_softmax[name]):
@@ -67,7 +67,7 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
             row = {"task": key[0], "n": key[1], "attention": name, **_speed(_as_timed(own, name, trained), speeds)}
             if one := pairs.get((key, name)):
                 low, high = one.interval()
-                word = words[key, name][1] if found[key].is_diagnostic else BLIND
+                word = words[key, name] if found[key].is_diagnostic else BLIND
                 row |= {"difference (nats)": one.value, "low": low, "high": high, "loss is": word}
             is_equal = _is_equal(row["step"], row.get("loss is"))
             rows.append(row | {"kind": key[0], "series": name, "is equal": is_equal})

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis import controls
-from analysis.paired import LEVEL, Array
+from analysis.paired import Array
 from analysis.selection import MissingRecords, unless_quiet
 from analysis.training import panels, trained_cells
+from bench.records.statistics import mean_interval
 
 FIRST = 64
 """The end of the first range of positions; each later range ends at twice the end of the one before."""
@@ -50,11 +50,11 @@ def _by_range(differences: Array) -> Iterator[dict[str, object]]:
     before = None
     for start, end in ranges(differences.shape[1]):
         own = differences[:, start:end].mean(1)
-        more = interval(own - before) if before is not None else (None, None, None)
+        difference, more = mean_interval(own), None if before is None else mean_interval(own - before)
         yield {
             "positions": f"{start + 1:,} to {end:,}",
-            **dict(zip(("difference (nats)", "low", "high"), interval(own), strict=True)),
-            **dict(zip(("more (nats)", "more, low", "more, high"), more, strict=True)),
+            **{"difference (nats)": difference.value, "low": difference.low, "high": difference.high},
+            **{"more (nats)": more and more.value, "more, low": more and more.low, "more, high": more and more.high},
         }
         before = own
 
@@ -65,9 +65,3 @@ def ranges(length: int) -> list[tuple[int, int]]:
     while ends[-1] < length:
         ends.append(min(2 * ends[-1], length))
     return list(zip([0, *ends[:-1]], ends, strict=True))
-
-
-def interval(values: Array) -> tuple[float, float, float]:
-    """The mean and the ends of its 95 % interval (Student's t); `values` has one entry for each seed, two or more."""
-    half = stats.t.isf(LEVEL / 2, len(values) - 1) * stats.sem(values)
-    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)

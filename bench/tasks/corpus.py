@@ -1,6 +1,5 @@
 """Texts in splits, local ones and those of the Hugging Face hub, and their tokens on the disk, made once."""
 
-import collections
 import dataclasses
 import functools
 import hashlib
@@ -187,8 +186,9 @@ def tokens(text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: 
         return Split(made, np.empty(0, np.uint64))
 
     def ends() -> Iterator[Tokens]:
-        # Tokens of an older version are kept without them.
-        lengths or collections.deque(counted(), maxlen=0)
+        if not lengths:  # tokens of an older version are kept without them
+            for _ in counted():
+                pass
         yield np.cumsum(lengths, dtype=np.uint64)
 
     return Split(made, kept.array(_of_ends(key), ends(), np.dtype(np.uint64), cache_dir))

@@ -1,5 +1,7 @@
 """What is said of a task by its controls, on simulated runs."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from synthetic_quality import LOSSES, runs
@@ -19,7 +21,7 @@ def only(records):
 def test_a_task_on_which_context_helps_is_diagnostic():
     found = only(runs())
     assert found.word == DIAGNOSTIC and (found.positive, found.negative) == ("softmax", "local")
-    assert found.sentence.startswith("softmax against local: -0.0") and "over 5 seeds and 32 units" in found.sentence
+    assert found.sentence.startswith("softmax against local: -0.0") and "over 5 seeds and 32 documents" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,18 @@ def test_a_task_that_a_control_explains_is_not(changes, why):
 def test_the_positive_control_is_exact_softmax_whoever_is_better():
     found = only(runs(LOSSES | {"performer": 1.6, "polynomial_p4": 1.5}))
     assert (found.positive, found.negative) == ("softmax", "local")
+
+
+def test_of_an_older_record_of_a_text_four_neighbouring_units_are_one():
+    records = runs()
+    older = [
+        dataclasses.replace(one, measurements={key: own for key, own in one.measurements.items() if key != "unit"})
+        for one in records
+    ]
+    new, old = (losses(trained_cells(tidy(of))[0])["softmax"][0] for of in (records, older))
+    assert len(new) == 32 and old == pytest.approx(new.reshape(8, 4).mean(1))
+    assert "over 5 seeds and 32 documents" in only(records).sentence
+    assert "over 5 seeds and 8 units" in only(older).sentence
 
 
 def test_what_is_compared_are_the_seeds_that_both_have():

@@ -70,7 +70,7 @@ def learned(name: str, frame: pd.DataFrame) -> str:
         said.append(f"{THAN[word]} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
     step = _speed(lengths(frame, data).set_index(["kind", "n", "series"]).loc[(task, n, name)])
     where = " or ".join(sorted(set(frame.loc[frame["bench"].isin(BENCHES), "device_name"])))
-    took = f"took {step} as many steps a second as softmax (on {where}, another CPU), and " if step else ""
+    took = f"took {step} as many steps a second as softmax (on {where}), and " if step else ""
     more = "[more below](#what-do-models-learn-with-it)"
     return f"In a small model of {task}, n = {n}, `{name}` {took}was {' and '.join(said)}; {more}."
 
