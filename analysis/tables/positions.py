@@ -49,7 +49,7 @@ def _by_range(differences: Array) -> Iterator[dict[str, object]]:
     """The differences `(seeds, positions)` within each range, and how much more they are than in the range before."""
     before = None
     for start, end in ranges(differences.shape[1]):
-        own = differences[:, start:end].mean(1)
+        own = np.nanmean(differences[:, start:end], axis=1)  # NaN where nothing is asked
         difference, more = mean_interval(own), None if before is None else mean_interval(own - before)
         yield {
             "positions": f"{start + 1:,} to {end:,}",
