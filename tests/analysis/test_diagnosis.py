@@ -21,7 +21,9 @@ def only(records):
 def test_a_task_on_which_context_helps_is_diagnostic():
     found = only(runs())
     assert found.word == DIAGNOSTIC and (found.positive, found.negative) == ("softmax", "local")
-    assert found.sentence.startswith("softmax against local: -0.0") and "over 5 seeds and 32 documents" in found.sentence
+    assert (
+        found.sentence.startswith("softmax against local: -0.0") and "over 5 seeds and 32 documents" in found.sentence
+    )
 
 
 @pytest.mark.parametrize(
