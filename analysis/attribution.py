@@ -118,8 +118,9 @@ def _rows(one: Attribution) -> Iterator[dict[str, Any]]:
 def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
     whole = losses(rows)
     known = rows.drop_duplicates("series").set_index("series")
+    without = list(_without(rows))
     for name in whole:
-        parts = list(_without(rows[rows["series"] == name], name))
+        parts = [(branch, how, name, own[name]) for branch, how, own in without if name in own]
         for branch, other in BRANCHES.items():
             alone = [
                 (branch, ALONE, series, whole[series]) for series in whole if _is_branch(known, series, name, other)
@@ -143,12 +144,11 @@ def _mean(by_seed: dict[int, Array]) -> float:
     return float(sum(own.mean() for own in by_seed.values()) / len(by_seed))
 
 
-def _without(rows: pd.DataFrame, name: str) -> Iterator[tuple[str, str, str, dict[int, Array]]]:
+def _without(rows: pd.DataFrame) -> Iterator[tuple[str, str, dict[str, dict[int, Array]]]]:
+    """The losses of all series without each branch."""
     for branch in BRANCHES:
         for how, suffix in ((REMOVED, ""), (NUMERATOR, "_numerator")):
-            own = losses(rows, f"loss_without_{branch}{suffix}_by_unit").get(name)
-            if own:
-                yield branch, how, name, own
+            yield branch, how, losses(rows, f"loss_without_{branch}{suffix}_by_unit")
 
 
 def _is_branch(known: pd.DataFrame, series: str, hybrid: str, branch: str) -> bool:

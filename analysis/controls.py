@@ -61,14 +61,14 @@ def error_rates(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
 
 def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Array]]:
     """Test losses (or another metric) per unit of replication, by series and seed, of one task and length."""
-    found = rows[(rows["metric"] == metric) & rows["seed"].notna()]
+    is_found = (rows["metric"] == metric) & rows["seed"].notna()
+    found = rows.loc[is_found, ["series", "seed", "raw", "inputs", "units"]]
     # Older units of a text are stretches of 4,096 tokens, several of one file: their neighbours are alike.
     are_stretches = (found["inputs"] == "language_modelling") & found["units"].isna() & metric.endswith("_by_unit")
-    values = [_merged(raw) if merge else raw for raw, merge in zip(found["raw"], are_stretches, strict=True)]
-    return {
-        str(name): dict(zip(of_series["seed"].astype(int), of_series["value"], strict=True))
-        for name, of_series in found.assign(value=values).groupby("series")
-    }
+    by_series: dict[str, dict[int, Array]] = {name: {} for name in sorted(map(str, found["series"].unique()))}
+    for name, seed, raw, merge in zip(found["series"], found["seed"], found["raw"], are_stretches, strict=True):
+        by_series[str(name)][int(seed)] = _merged(raw) if merge else raw
+    return by_series
 
 
 def _merged(by_stretch: Array, count: int = 4) -> Array:

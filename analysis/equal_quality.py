@@ -115,11 +115,11 @@ def _as_timed(rows: pd.DataFrame, name: str, trained: pd.DataFrame) -> pd.DataFr
 
 def _speed(own: pd.DataFrame, speeds: pd.DataFrame) -> dict[str, object]:
     """The speed of one series at one length: the timed step that agrees in `STEP`."""
-    found = own.head(1).merge(speeds, on=STEP, suffixes=("", "_of_step"))
+    found = own.head(1)[STEP].merge(speeds, on=STEP)
     if found.empty:
         return {**dict.fromkeys(_SPEED), "disturbed": disturbance(own)}
-    both = found[["disturbance_of_step"]].set_axis(["disturbance"], axis=1)
-    return {**found.iloc[0][_SPEED], "disturbed": disturbance(pd.concat([own[["disturbance"]], both]))}
+    both = pd.concat([own[["disturbance"]], found[["disturbance"]]])
+    return {**found.iloc[0][_SPEED], "disturbed": disturbance(both)}
 
 
 def _speeds(frame: pd.DataFrame) -> pd.DataFrame:

@@ -191,10 +191,13 @@ def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
 def _tuned(data: pd.DataFrame) -> pd.DataFrame:
     """Keep each mechanism's cells with its best learning rate; `rates` lists those that were tried."""
     ends = data[data["metric"] == "validation_loss"].set_index("cell_id")["value"]
-    data = data.assign(end=data["cell_id"].map(ends).fillna(math.inf))
-    best = []
-    for _, rows in data.groupby([*PANEL, *_MODEL], dropna=False):
-        by_rate = rows.drop_duplicates("cell_id").groupby("rate")["end"].median()
-        own = rows if len(by_rate) < 2 else rows[rows["rate"] == by_rate.idxmin()]
-        best.append(own.assign(rates=", ".join(f"{rate:g}" for rate in by_rate.index)))
-    return pd.concat(best).drop(columns="end")
+    model = [*PANEL, *_MODEL]
+    cells = data[[*model, "cell_id", "rate"]].drop_duplicates("cell_id")
+    cells = cells.assign(end=cells["cell_id"].map(ends).fillna(math.inf))
+    tried = {}
+    for _, own in cells.groupby(model, dropna=False):
+        by_rate = own.groupby("rate")["end"].median()
+        best = own if len(by_rate) < 2 else own[own["rate"] == by_rate.idxmin()]
+        tried |= dict.fromkeys(best["cell_id"], ", ".join(f"{rate:g}" for rate in by_rate.index))
+    data = data.assign(rates=data["cell_id"].map(tried)).dropna(subset="rates")
+    return data.iloc[data.groupby(model, dropna=False).ngroup().argsort(kind="stable")]

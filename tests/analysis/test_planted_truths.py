@@ -122,7 +122,7 @@ def test_a_hybrid_without_a_sketch_is_the_work_of_its_window(folder, small_text)
     alone = trained_here(folder, small_text, "local_polynomial_norms", attention__block_size=16)
     for one, other in zip(records, alone, strict=True):
         first, second = (each.measurements["curve"]["train_loss"][:20] for each in (one, other))
-        assert first == pytest.approx(second, abs=1e-4)
+        assert first == pytest.approx(second, abs=1.5e-3)  # the curve has four digits
     records += alone
     found = only_hybrid(records)
     assert found.owner == "window" and found.of("sketch").how == ALONE, found.sentence
