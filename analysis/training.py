@@ -194,7 +194,7 @@ def _tuned(data: pd.DataFrame) -> pd.DataFrame:
     model = [*PANEL, *_MODEL]
     cells = data[[*model, "cell_id", "rate"]].drop_duplicates("cell_id")
     cells = cells.assign(end=cells["cell_id"].map(ends).fillna(math.inf))
-    tried = {}
+    tried: dict[str, str] = {}
     for _, own in cells.groupby(model, dropna=False):
         by_rate = own.groupby("rate")["end"].median()
         best = own if len(by_rate) < 2 else own[own["rate"] == by_rate.idxmin()]
