@@ -117,9 +117,10 @@ def quality(frame: pd.DataFrame) -> str:
     steps = lengths(frame, data)
     steps = steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
-    earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
+    whole = load(WHOLE)
+    earned = "\n".join(f"- {_earned(one)}" for one in attributions(trained_cells(whole)[0]))
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
-    said += _on_all_files(load(WHOLE))
+    said += _on_all_files(whole)
     more = [tokens, timed, earned, *_recall(data, frame), *_arena(data)]
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
 
@@ -251,7 +252,7 @@ def _earned(one: Attribution) -> str:
     }
     parts = {how: [part for part in one.parts if part.how == how] for how in ways}
     said = [f"{ways[how]}: {', '.join(map(_worth, own))} nats." for how, own in parts.items() if own]
-    return f"`{one.hybrid}`, n = {one.n:,}, what each branch is worth. {' '.join(said)}"
+    return f"`{one.hybrid}`, n = {one.n:,}, what each branch is worth, on the whole split. {' '.join(said)}"
 
 
 def _worth(part: Worth) -> str:
