@@ -132,9 +132,16 @@ def _on_all_files(frame: pd.DataFrame) -> list[str]:
     return [
         f"- n = {n:,}, five other seeds, tested on the whole split, its files as units: **{one.word}** "
         f"({one.sentence}{_others(rows)}).{_by_position(places.loc[(task, n, one.positive)], WHOLE)}"
+        f" Loss minus that of `{one.positive}`, Muon also for a learned sketch's matrices: {_behind(rows, (task, n), one)}."
         for (task, n), rows in panels(data)
         if (one := diagnose(rows)).negative
     ]
+
+
+def _behind(rows: pd.DataFrame, key: tuple[str, int], found: Diagnosis) -> str:
+    """Every mechanism's loss minus the positive control's."""
+    against = [one for one in comparisons(rows, key) if one["against"] == found.positive]
+    return "; ".join(f"`{one['attention']}` {difference(one)}" for one in against)
 
 
 def _others(rows: pd.DataFrame) -> str:
