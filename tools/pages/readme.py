@@ -132,7 +132,8 @@ def _on_all_files(frame: pd.DataFrame) -> list[str]:
     return [
         f"- n = {n:,}, five other seeds, tested on the whole split, its files as units: **{one.word}** "
         f"({one.sentence}{_others(rows)}).{_by_position(places.loc[(task, n, one.positive)], WHOLE)}"
-        f" Loss minus that of `{one.positive}`, Muon also for a learned sketch's matrices: {_behind(rows, (task, n), one)}."
+        f" Loss minus that of `{one.positive}`, Muon also for a learned sketch's matrices: "
+        f"{_behind(rows, (task, n), one)}."
         for (task, n), rows in panels(data)
         if (one := diagnose(rows)).negative
     ]
