@@ -23,7 +23,7 @@ from analysis import answer, formats, table, webpage
 from analysis.frame import load
 from analysis.plots import compare, files
 from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
-from analysis.registry import FIGURES, PARTS, TABLES, Made, apart, claimed, explanation, made, parts
+from analysis.registry import FIGURES, PAGES, PARTS, TABLES, Made, claimed, explanation, made, parts
 from analysis.selection import MissingRecords, choose, position, unless_quiet
 from analysis.tables import people
 from bench.common.errors import ConfigError, Parser, named_path, one_line
@@ -118,17 +118,17 @@ def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
 
 
 def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    def save(drawn: Picture, out: Path, name: str) -> list[Path]:
-        pages, columns = apart(name, frame, drawn), 0
-        while columns < len(PARTS.get(name, ())) and not all(one.fits for one in pages.values()):
+    def save(drawn: dict[str, Picture], out: Path, name: str) -> list[Path]:
+        columns = 0
+        while columns < len(PARTS.get(name, ())) and not all(one.fits for one in drawn.values()):
             columns += 1
-            pages = dict(parts(name, frame, columns))
-        for part, one in pages.items():
+            drawn = dict(parts(name, frame, columns))
+        for part, one in drawn.items():
             if not one.fits:
                 print(f"{part}: higher than a page; choose by --mechanisms or --sweep")
-        return [path for part, one in pages.items() for path in files.save(one, out, part, options.formats)]
+        return [path for part, one in drawn.items() for path in files.save(one, out, part, options.formats)]
 
-    return _write(frame, options, "figures", FIGURES, save)
+    return _write(frame, options, "figures", PAGES, save)
 
 
 def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from IPython.display import Image, Markdown, display
 
 from analysis.frame import load
 from analysis.plots import files
-from analysis.registry import FIGURES, TABLES, Made, apart, explanation
+from analysis.registry import PAGES, TABLES, Made, explanation
 from analysis.selection import MissingRecords
 from analysis.tables import people
 
@@ -76,8 +76,8 @@ def figure(name: str, frame: pd.DataFrame) -> None:
     Raises:
         ValueError: there is no figure with this name.
     """
-    for rows, picture in _made(name, frame, FIGURES):
-        for part, one in apart(name, rows, picture).items():
+    for drawn in _made(name, frame, PAGES):
+        for part, one in drawn.items():
             display(Image(files.png(one, RESOLUTION), alt=part))
             if not one.captioned:
                 print(textwrap.fill(one.caption, WIDTH))
@@ -85,14 +85,12 @@ def figure(name: str, frame: pd.DataFrame) -> None:
 
 def table(name: str, frame: pd.DataFrame) -> None:
     """Show a table of `python -m analysis list`; otherwise like `figure`."""
-    for _, made in _made(name, frame, TABLES):
+    for made in _made(name, frame, TABLES):
         display(Markdown(people.readable(name, made, explanation(name), linked=False)))
 
 
-def _made(
-    name: str, frame: pd.DataFrame, entries: dict[str, Callable[[pd.DataFrame], Made]]
-) -> list[tuple[pd.DataFrame, Made]]:
-    """The figures or tables of a name, each with the rows it was made from; prints one line if there are none."""
+def _made(name: str, frame: pd.DataFrame, entries: dict[str, Callable[[pd.DataFrame], Made]]) -> list[Made]:
+    """The figures or tables of a name; prints one line if there are none."""
     if name not in entries:
         raise ValueError(f"name={name!r}: must be one of {', '.join(entries)}")
     each = [rows for _, rows in frame.groupby(FOLDER, sort=False)] if FOLDER in frame else []
@@ -100,7 +98,7 @@ def _made(
     for parts in (each, [frame]):
         for rows in parts:
             try:
-                made.append((rows, entries[name](rows)))
+                made.append(entries[name](rows))
             except MissingRecords as error:
                 missing = str(error)
         if made:

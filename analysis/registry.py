@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -148,10 +149,13 @@ def parts(name: str, frame: pd.DataFrame, columns: int) -> Iterator[tuple[str, P
             yield "_".join([name, *words]), FIGURES[name](rows)
 
 
-def apart(name: str, frame: pd.DataFrame, figure: Picture) -> dict[str, Picture]:
-    """The figure by its name; if it is in `APART`, one figure for each task."""
+def pages(name: str, frame: pd.DataFrame) -> dict[str, Picture]:
+    """The figure by its name; if it is in `APART` and there are several tasks, one figure for each."""
     some = dict(parts(name, frame, 1)) if name in APART else {}
-    return some if len(some) > 1 else {name: figure}
+    return some if len(some) > 1 else {name: FIGURES[name](frame)}
+
+
+PAGES: dict[str, Callable[[pd.DataFrame], dict[str, Picture]]] = {name: partial(pages, name) for name in FIGURES}
 
 
 def claimed(results: Path, out: Path | None, kind: str, entries: Collection[str], settings: tuple[str, str]) -> Path:
@@ -175,8 +179,8 @@ def draw(results_dir: Path, cell_ids: Collection[str] | None, folder: Callable[[
         return []
     out = folder()
 
-    def save(name: str, figure: Picture) -> list[Path]:
-        return [path for part, one in apart(name, frame, figure).items() for path in files.save(one, out, part)]
+    def save(_: str, drawn: dict[str, Picture]) -> list[Path]:
+        return [path for name, one in drawn.items() for path in files.save(one, out, name)]
 
-    drawn = made(frame, FIGURES, save)
+    drawn = made(frame, PAGES, save)
     return [path for _, paths in drawn if isinstance(paths, list) for path in paths]

@@ -77,7 +77,8 @@ def sudden(frame: pd.DataFrame) -> Picture:
 
 def by_step(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The curves of a metric: one row for each evaluated step, one column for each run."""
-    values, steps = (rows[rows["metric"] == name].set_index("cell_id")["raw"] for name in (metric, "validation_step"))
+    raw = rows.set_index("cell_id")["raw"]
+    values, steps = (raw[(rows["metric"] == name).to_numpy()] for name in (metric, "validation_step"))
     factor = 100 if "accuracy" in metric else 1
     return pd.DataFrame({cell: pd.Series(factor * raw, index=steps[cell]) for cell, raw in values.items()})
 

@@ -96,7 +96,7 @@ def test_learning_is_a_figure_for_each_task(frame, tmp_path, monkeypatch):
     whole = files.numbers(FIGURES["learning"](frame))
     np.testing.assert_allclose(np.sort(pd.concat(written.values())["y"]), np.sort(whole["y"]), rtol=1e-6)
     one = frame[(frame["bench"] != "train") | (frame["inputs"] == "reversal")]
-    assert list(registry.apart("learning", one, FIGURES["learning"](one))) == ["learning"]
+    assert list(registry.pages("learning", one)) == ["learning"]
 
 
 def test_parts_are_named_by_what_they_are_of(monkeypatch):
