@@ -1,7 +1,5 @@
 """Identity: attention to no other token, to see what a model learns without attention."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -30,9 +28,6 @@ class Identity(Attention):
         control=True,
     )
 
-    def __init__(self, **common: Any) -> None:
-        super().__init__(**common)
-
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         return zero_padding(value.clone(), padding)
 
@@ -42,9 +37,6 @@ class Identity(Attention):
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> Window:
         return Window(batch_size, self.num_heads, self.head_dim, device, dtype, block_size=1, sliding=False)
-
-    def _append(self, state: Window, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
-        state.append(key, value, padding)
 
     def _read(self, state: Window, query: Tensor) -> Tensor:
         return zero_padding(state.values.clone(), ~state.visible)

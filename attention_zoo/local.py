@@ -103,7 +103,7 @@ class Local(Attention):
         seq_len = query.shape[2]
         size = min(self.block_size, seq_len)
         blocks = -(-seq_len // size)
-        spare, count = blocks * size - seq_len, (self._blocks_before, self._blocks_after)
+        spare, count = blocks * size - seq_len, self._blocks_beside
 
         def in_blocks(x: Tensor) -> Tensor:
             return F.pad(x, (0, 0, 0, spare)).unflatten(2, (blocks, size))
@@ -126,13 +126,9 @@ class Local(Attention):
         return (weights @ values).flatten(2, 3)[:, :, :seq_len].contiguous()
 
     @property
-    def _blocks_before(self) -> int:
-        """How many blocks before its own a token may see in part."""
-        return int(self.sliding)
-
-    @property
-    def _blocks_after(self) -> int:
-        return int(self.sliding and not self.causal)
+    def _blocks_beside(self) -> tuple[int, int]:
+        """How many blocks before and after its own a token may see in part."""
+        return int(self.sliding), int(self.sliding and not self.causal)
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         near = self._near(positions, torch.arange(key.shape[2], device=key.device))
@@ -151,19 +147,15 @@ class Local(Attention):
     def _continue(self, state: Window, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         """A block of tokens at a time: they see the window from before, and each other."""
         outputs = []
+        hidden = query.new_zeros(len(query), query.shape[2], dtype=torch.bool) if padding is None else padding
         for rows in slices(query.shape[2], self.block_size):
             keys = torch.cat([state.keys, self.key_norm(key[:, :, rows])], 2)
             values = torch.cat([state.values, value[:, :, rows]], 2)
-            positions = torch.arange(state.length, state.length + len(range(*rows.indices(query.shape[2]))))
-            positions = positions.to(query.device)
-            own = None if padding is None else padding[:, rows]
-            there = (
-                torch.ones(len(query), len(positions), dtype=torch.bool, device=query.device) if own is None else ~own
-            )
-            visible = torch.cat([state.visible, there], 1)[:, None, None]
+            positions = state.length + torch.arange(rows.stop - rows.start, device=query.device)
+            visible = torch.cat([state.visible, ~hidden[:, rows]], 1)[:, None, None]
             near = self._near(positions, torch.cat([state.positions, positions]))
             outputs.append(self._weights(self.query_norm(query[:, :, rows]), keys, visible & near) @ values)
-            self._append(state, key[:, :, rows], value[:, :, rows], own)
+            self._append(state, key[:, :, rows], value[:, :, rows], hidden[:, rows])
         self.executed = Executed("reference")
         return torch.cat(outputs, 2)
 
@@ -174,4 +166,4 @@ class Local(Attention):
         """Two products of each block with all blocks that it sees in part, hidden keys included."""
         size = min(self.block_size, seq_len)
         blocks = -(-seq_len // size)
-        return 4 * blocks * size * size * (1 + self._blocks_before + self._blocks_after) * self.head_dim
+        return 4 * blocks * size * size * (1 + sum(self._blocks_beside)) * self.head_dim

@@ -123,18 +123,12 @@ class LearnedSketch(Sketch):
         return root * torch.tanh(self.networks[0](first) * self.networks[1](second) / root)
 
     def forward_fused(self, x: Tensor) -> Tensor:
-        """`forward`, with one kernel per level if a GPU has it for this input."""
-        if not launching.on_gpu(x) or why_no_networks(x, self.sketch_size) is not None:
+        """`forward`, with one operation per level, on a GPU if it has a kernel for this input."""
+        on_gpu = launching.on_gpu(x)
+        if on_gpu and why_no_networks(x, self.sketch_size) is not None:
             return self(x)
         inputs = [child.forward_fused(x) for child in self.children_sketches if isinstance(child, LearnedSketch)] or [x]
-        return sketch_networks(*inputs, **self._stacked())
-
-    def forward_on_cpu(self, *inputs: Tensor) -> list[Tensor]:
-        """`forward` of each input, with one operation per level."""
-        children = [
-            child.forward_on_cpu(*inputs) for child in self.children_sketches if isinstance(child, LearnedSketch)
-        ]
-        return cpu.sketch_networks(list(zip(*(children or [list(inputs)]), strict=True)), **self._stacked())
+        return (sketch_networks if on_gpu else cpu.sketch_networks)(*inputs, **self._stacked())
 
     def _stacked(self) -> dict[str, Any]:
         """The parameters of both networks, stacked."""
@@ -286,7 +280,7 @@ class Polysketch(FeatureMapAttention):
         return functional_call(self.sketch, sketch, (normed if self.scale == 1 else normed * math.sqrt(self.scale),))
 
     def _features_by_kernels(self, x: Tensor) -> Tensor:
-        """`features` on a GPU, by kernels where there are any."""
+        """`features` by kernels where there are any."""
         norm = self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None
         if isinstance(self.sketch, RandomSketch) and why_no_sketch(x, self.sketch_size) is None:
             return self.sketch.forward_fused(x, norm, self.scale)
@@ -298,8 +292,7 @@ class Polysketch(FeatureMapAttention):
         if launching.on_gpu(query) or not isinstance(self.sketch, LearnedSketch):
             return super()._fused(query, key, value, padding)
         # To compute networks again in the backward pass costs more than to save r numbers per token.
-        inputs = (x if self.scale == 1 else x * math.sqrt(self.scale) for x in (query, key))
-        left, right = self.sketch.forward_on_cpu(*inputs)
+        left, right = self._features_by_kernels(query), self._features_by_kernels(key)
         return self._product(left, right, value, AS_THEY_ARE, padding, self._local(query, key, padding))
 
     def _local_inputs(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -101,7 +101,7 @@ def launch_forward(
     in_units, unit = _prepare_queries(query, norm, sizes, largest, settings)
     chosen = _configuration("forward", query)
     m, n = chosen.tiles.values()
-    out, denominator = _empty_like(query), _empty_like(unit)
+    out, denominator = query.new_empty(query.shape), unit.new_empty(unit.shape)
     launching.launcher(kernels.forward, query, *_grid(query, m))(
         *(tiles(in_units, m), tiles(normed, n), tiles(value, n), unit, tiles(out, m), denominator),
         *(*_sizes(query, key), _root(settings)),
@@ -127,7 +127,7 @@ def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tup
     (m,) = chosen.tiles.values()
     if padding is not None:
         padding = padding.expand(batch, keys).contiguous()
-    normed, sizes = _empty_like(key), torch.empty(key.shape[:3], dtype=torch.float32, device=key.device)
+    normed, sizes = key.new_empty(key.shape), torch.empty(key.shape[:3], dtype=torch.float32, device=key.device)
     largest = torch.empty(_grid(key, m), dtype=torch.float32, device=key.device)
     launching.launcher(kernels.prepare_keys, key, *_grid(key, m))(
         *(Strided.of(key), norm, padding, Strided.of(normed), sizes, largest, heads, keys),
@@ -143,7 +143,7 @@ def _prepare_queries(
     """The queries normed, scaled and divided by their units, and the units, from the norms of `_prepare_keys`."""
     chosen = _configuration("prepare_inputs", query)
     (m,) = chosen.tiles.values()
-    in_units, unit = _empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    in_units, unit = query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
     share = settings.scale / 2 ** (LARGEST_EXPONENT[query.dtype] // settings.degree)
     launching.launcher(kernels.prepare_queries, query, *_grid(query, m))(
         *(Strided.of(query), norm, sizes, largest, Strided.of(in_units), unit, *query.shape[1:3], sizes.shape[2]),
@@ -166,7 +166,7 @@ def launch_backward(
     out, denominator, in_units, normed, unit = passed
     in_units, d_summed, d_total = _prepare_gradients(d_out, in_units, out, denominator, settings.degree)
     constants = _constants(out, settings)
-    d_query, d_key, d_value = _empty_like(out), _empty_like(value), _empty_like(value)
+    d_query, d_key, d_value = out.new_empty(out.shape), value.new_empty(value.shape), value.new_empty(value.shape)
 
     chosen = _configuration("backward_keys", out)
     m, n = chosen.tiles.values()
@@ -219,7 +219,7 @@ def _prepare_gradients(
     """Queries in units of the denominators, and the gradients of `sum_j w_ij v_j` and of the denominators in these."""
     chosen = _configuration("prepare_gradients", out)
     (m,) = chosen.tiles.values()
-    in_units, d_summed, d_total = _empty_like(query), _empty_like(out), _empty_like(denominator)
+    in_units, d_summed, d_total = like(query, out, denominator)
     launching.launcher(kernels.prepare_gradients, out, *_grid(out, m))(
         *(*(tiles(x, m) for x in (d_out, query, out)), denominator, tiles(in_units, m), tiles(d_summed, m)),
         *(d_total, *out.shape[1:3]),
@@ -252,10 +252,6 @@ def _grid(x: Tensor, rows: int) -> tuple[int]:
 
 def _sizes(query: Tensor, key: Tensor) -> tuple[int, int, int]:
     return query.shape[1], query.shape[2], key.shape[2]
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Forward:

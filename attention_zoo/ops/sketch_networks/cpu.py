@@ -26,34 +26,30 @@ EPS = 1e-5
 # gelu(x) = x sigmoid(SLOPE x (1 + 0.044715 x^2)): with y = SLOPE x it is y sigmoid(y + CUBE y^3) / SLOPE.
 SLOPE = 2 * math.sqrt(2 / math.pi)
 CUBE = 0.044715 / SLOPE**2
-# Tensors that are saved for the backward pass of each result.
-KEPT = 3
 
 
 def sketch_networks(
-    inputs: Sequence[Sequence[Tensor]], *, weights: Sequence[Tensor], norms: Sequence[tuple[Tensor, Tensor]]
-) -> list[Tensor]:
-    """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))` of each (x, y) or (x,); f is twice LayerNorm, Dense 8r, gelu, Dense r.
+    x: Tensor, y: Tensor | None = None, *, weights: Sequence[Tensor], norms: Sequence[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))`; f is twice LayerNorm, Dense 8r, gelu, Dense r.
 
-    ICML version, Algorithm 2 and Appendix D. Gradients flow to all arguments. Without y, y is x. 16-bit inputs are
-    computed in float32.
+    ICML version, Algorithm 2 and Appendix D. Gradients flow to all arguments. 16-bit inputs are computed in float32.
 
     Args:
-        inputs: one or two tensors `(batch, heads, seq_len, width)` per result; queries and keys have one result each.
+        x: `(batch, heads, seq_len, width)`; so is y. None: y is x.
         weights: the four Dense layers in order, those of f1 and f2 stacked: `(2, groups, in, out)`; groups is 1 (all
             heads share a network) or heads.
         norms: weight and bias of both LayerNorms, those of f1 and f2 stacked: `(2, width)`, `(2, r)`.
 
     Returns:
-        `(batch, heads, seq_len, r)` each.
+        `(batch, heads, seq_len, r)`.
     """
-    precision = at_least_float32(inputs[0][0])
+    precision = at_least_float32(x)
     layers = zip(norms, weights[::2], weights[1::2], strict=True)
     folded = [x for norm, into, onto in layers for x in _fold(*(w.to(precision) for w in (*norm, into, onto)))]
-    rows = [x for some in inputs for x in autocast(*some)]
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*rows, *folded))
-    made = _networks(rows, len(inputs[0]), folded, keep)
-    return list(made[: len(inputs)])
+    inputs = autocast(x) if y is None else autocast(x, y)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *folded))
+    return _networks(inputs, folded, keep)[0]
 
 
 def _fold(gain: Tensor, shift: Tensor, into: Tensor, onto: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -229,53 +225,44 @@ class _Networks:
         ]
 
 
-def _forward(inputs: Sequence[Tensor], distinct: int, weights: Sequence[Tensor], keep: bool) -> list[Tensor]:
-    """The sketches, then what the backward pass needs of each."""
-    networks = _Networks(weights)
+def _forward(inputs: Sequence[Tensor], weights: Sequence[Tensor], keep: bool) -> list[Tensor]:
     with torch.autocast("cpu", enabled=False):
-        made = [networks.forward(inputs[i : i + distinct], keep) for i in range(0, len(inputs), distinct)]
-    return [*(out for out, *_ in made), *(x for _, *kept in made for x in kept)]
+        return _Networks(weights).forward(inputs, keep)
 
 
 def _backward(
-    d_outs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor], kept: Sequence[Tensor]
+    d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], kept: Sequence[Tensor]
 ) -> list[Tensor]:
     """The gradients of the inputs and of the weights."""
-    distinct, networks = len(inputs) // len(d_outs), _Networks(weights)
+    networks = _Networks(weights)
     with torch.autocast("cpu", enabled=False):
-        d_inputs = [
-            networks.backward(d_out, inputs[i * distinct :][:distinct], kept[i * KEPT :][:KEPT])
-            for i, d_out in enumerate(d_outs)
-        ]
-    return [*(d_x for some in d_inputs for d_x in some), *networks.gradients]
+        return [*networks.backward(d_out, inputs, kept), *networks.gradients]
 
 
-def _empty(inputs: Sequence[Tensor], distinct: int, weights: Sequence[Tensor], keep: bool) -> list[Tensor]:
-    networks, firsts = _Networks(weights), inputs[::distinct]
-    outs = [x.new_empty(*x.shape[:3], networks.r) for x in firsts]
-    return [*outs, *(x for first in firsts if keep for x in networks.empty(networks.by_group(first)))]
+def _empty(inputs: Sequence[Tensor], weights: Sequence[Tensor], keep: bool) -> list[Tensor]:
+    networks, x = _Networks(weights), inputs[0]
+    return [x.new_empty(*x.shape[:3], networks.r), *(networks.empty(networks.by_group(x)) if keep else [])]
 
 
 def _empty_gradients(
-    d_outs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor], kept: Sequence[Tensor]
+    d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], kept: Sequence[Tensor]
 ) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in (*inputs, *weights)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    tensors, distinct, weights, _ = inputs
-    ctx.counts = len(tensors), len(weights), len(tensors) // distinct
-    kept = output[ctx.counts[2] :]
-    ctx.mark_non_differentiable(*kept)
-    ctx.save_for_backward(*tensors, *weights, *kept)
+    tensors, weights, _ = inputs
+    ctx.counts = len(tensors), len(weights)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*tensors, *weights, *output[1:])
 
 
 def _differentiate(ctx: Any, d_made: Sequence[Tensor]) -> tuple[Any, ...]:
     saved = ctx.saved_tensors  # checkpointing allows one access
-    count, of_weights, results = ctx.counts
+    count, of_weights = ctx.counts
     tensors, weights, kept = saved[:count], saved[count : count + of_weights], saved[count + of_weights :]
-    made = _networks_backward(d_made[:results], tensors, weights, kept)
-    return made[:count], None, made[count:], None
+    made = _networks_backward(d_made[0], tensors, weights, kept)
+    return made[:count], made[count:], None
 
 
 _networks = register("cpu_sketch_networks", _forward, _empty)

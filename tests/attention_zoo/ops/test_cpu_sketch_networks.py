@@ -27,7 +27,7 @@ def as_operation(count):
 
     def made(*tensors):
         norms = [tuple(tensors[count + 4 : count + 6]), tuple(tensors[count + 6 :])]
-        return networks.sketch_networks([tensors[:count]], weights=tensors[count : count + 4], norms=norms)[0]
+        return networks.sketch_networks(*tensors[:count], weights=tensors[count : count + 4], norms=norms)
 
     return made
 

@@ -109,7 +109,7 @@ def of_cpu_networks(inputs, groups):
     def kernels(*tensors):
         rows, parameters = tensors[:inputs], tensors[inputs:]
         norms = [tuple(parameters[4:6]), tuple(parameters[6:])]
-        return cpu_networks.sketch_networks([rows], weights=parameters[:4], norms=norms)[0]
+        return cpu_networks.sketch_networks(*rows, weights=parameters[:4], norms=norms)
 
     return of_sketch_networks(inputs, groups)._replace(kernels=kernels)
 

@@ -130,9 +130,9 @@ def test_the_module_runs_its_levels_by_kernels(degree, groups, monkeypatch):
     assert_near([out, *gradients], [expected, *expected_gradients], 1e-5 * len(launched))
 
 
-@pytest.mark.parametrize(("width", "r", "on_gpu"), [(32, 16, False), (48, 16, True), (32, 24, True)])
-def test_the_module_runs_itself_where_no_kernel_takes_the_input(width, r, on_gpu, monkeypatch):
-    monkeypatch.setattr(launching, "on_gpu", lambda x: on_gpu)
+@pytest.mark.parametrize(("width", "r"), [(48, 16), (32, 24)])
+def test_the_module_runs_itself_where_no_kernel_takes_the_input(width, r, monkeypatch):
+    monkeypatch.setattr(launching, "on_gpu", lambda x: True)
     monkeypatch.setattr(networks, "launch_networks", None)
     sketch, (x,) = learned(2, width, r), inputs(4, width)
     assert torch.equal(sketch.forward_fused(x), sketch(x))
