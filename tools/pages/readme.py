@@ -22,7 +22,7 @@ from analysis.training import BENCHES, over_seeds, panels, trained_cells
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "README.md"
-COSTS, QUALITY, WHOLE = (ROOT / "results" / name for name in ("laptop", "quality", "whole"))
+COSTS, QUALITY = (ROOT / "results" / name for name in ("laptop", "quality"))
 TASK = "language modelling"
 RECALL = "associative recall"
 THAN = {
@@ -104,11 +104,7 @@ def quality(frame: pd.DataFrame) -> str:
     places = positions.table(frame).set_index(["task", "n", "attention"])
     said = [
         f"- n = {n:,}: **{one.word}** ({one.sentence}{_others(found[task, n])})."
-        + (
-            _by_position(places.loc[(task, n, one.positive)], QUALITY)
-            if one.is_diagnostic
-            else " So nobody is ranked by it."
-        )
+        + (_by_position(places.loc[(task, n, one.positive)]) if one.is_diagnostic else " So nobody is ranked by it.")
         for (task, n), one in verdicts.items()
     ]
     # The shortest context, at which most mechanisms were trained.
@@ -117,32 +113,10 @@ def quality(frame: pd.DataFrame) -> str:
     steps = lengths(frame, data)
     steps = steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
-    whole = load(WHOLE)
-    earned = "\n".join(f"- {_earned(one)}" for one in attributions(trained_cells(whole)[0]))
+    earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
-    said += _on_all_files(whole)
     more = [tokens, timed, earned, *_recall(data, frame), *_arena(data)]
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
-
-
-def _on_all_files(frame: pd.DataFrame) -> list[str]:
-    """The diagnosis of models that were trained with other seeds and tested on the whole split, file by file."""
-    data, _ = trained_cells(frame, ["language_modelling"])
-    places = positions.table(frame).set_index(["task", "n", "attention"])
-    return [
-        f"- n = {n:,}, five other seeds, tested on the whole split, its files as units: **{one.word}** "
-        f"({one.sentence}{_others(rows)}).{_by_position(places.loc[(task, n, one.positive)], WHOLE)}"
-        f" Loss minus that of `{one.positive}`, Muon also for a learned sketch's matrices: "
-        f"{_behind(rows, (task, n), one)}."
-        for (task, n), rows in panels(data)
-        if (one := diagnose(rows)).negative
-    ]
-
-
-def _behind(rows: pd.DataFrame, key: tuple[str, int], found: Diagnosis) -> str:
-    """Every mechanism's loss minus the positive control's."""
-    against = [one for one in comparisons(rows, key) if one["against"] == found.positive]
-    return "; ".join(f"`{one['attention']}` {difference(one)}" for one in against)
 
 
 def _others(rows: pd.DataFrame) -> str:
@@ -151,7 +125,7 @@ def _others(rows: pd.DataFrame) -> str:
     return f"; the best of {trained} controls" if trained > 1 else "; no other control was trained"
 
 
-def _by_position(places: pd.DataFrame, results: Path) -> str:
+def _by_position(places: pd.DataFrame) -> str:
     """At which positions softmax is ahead of the best control; `places` are its rows of `paired_by_position`."""
     low, high = places["low"], places["high"]
     said = (
@@ -160,7 +134,7 @@ def _by_position(places: pd.DataFrame, results: Path) -> str:
         + high.map("{:+.2f})".format)
     )
     each = ", ".join(f"{of} {number}" for of, number in zip(places["positions"], said, strict=True))
-    return f" By a token's position ([over seeds](results/{results.name}/tables/paired_by_position.md)): {each}."
+    return f" By a token's position ([over seeds](results/quality/tables/paired_by_position.md)): {each}."
 
 
 def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -175,7 +149,7 @@ def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         f"- *Far*, *near*, *others*: {against}. Far ({share['far']:.1f} %): the token and the one before it stood "
         "together 64 or more tokens earlier, and at most 1,250 times in the training text. "
         f"Near ({share['near']:.1f} %): within 64 tokens. Others ({share['others']:.1f} %): all else. "
-        "[By distance](results/quality/figures/loss_by_distance.png), with intervals over seeds, for this test text."
+        "[By distance](results/quality/figures/loss_by_distance.png), with intervals over seeds."
     )
 
 
@@ -260,7 +234,7 @@ def _earned(one: Attribution) -> str:
     }
     parts = {how: [part for part in one.parts if part.how == how] for how in ways}
     said = [f"{ways[how]}: {', '.join(map(_worth, own))} nats." for how, own in parts.items() if own]
-    return f"`{one.hybrid}`, n = {one.n:,}, what each branch is worth, on the whole split. {' '.join(said)}"
+    return f"`{one.hybrid}`, n = {one.n:,}, what each branch is worth. {' '.join(said)}"
 
 
 def _worth(part: Worth) -> str:

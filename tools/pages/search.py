@@ -1,6 +1,4 @@
-"""In which settings of language modelling context helps, from the records in results/quality and results/search."""
-
-import pandas as pd
+"""In which settings of language modelling context helps, from the records in results/search."""
 
 from analysis.frame import load
 from analysis.tables import settings
@@ -12,9 +10,9 @@ SOFTMAX, WINDOW = "flash", "local_sliding"
 def tried() -> str:
     """A row for each setting, softmax's largest advantage first: mean losses, their difference, seeds.
 
-    Intervals are over seeds and stretches of the test text. The setting that all others change is in results/quality.
+    Intervals are over seeds and stretches of the test text.
     """
-    frame = pd.concat([load(readings.RESULTS / name) for name in ("quality", "search")], ignore_index=True)
+    frame = load(readings.RESULTS / "search")
     pair = frame["attention"].isin((SOFTMAX, WINDOW)) & (frame["inputs"] == "language_modelling")
     rows = []
     for one in settings.table(frame[pair]).to_dict("records"):

@@ -14,15 +14,19 @@ def test_each_row_is_a_whole_setting_and_its_numbers_are_those_of_the_files():
     for path in (readings.RESULTS / "search" / "records").glob("*.json"):
         record = json.loads(path.read_text())
         config = record["config"]
-        changed = (config["num_heads"], *(json.dumps(config[part]) for part in ("model", "task", "training")))
+        changed = (
+            config["seq_len"],
+            config["num_heads"],
+            *(json.dumps(config[part]) for part in ("model", "task", "training")),
+        )
         losses[changed, config["label"]].append(record["measurements"]["test"]["loss"])
-    assert {len(seeds) for seeds in losses.values()} == {3}
+    assert {len(seeds) for seeds in losses.values()} == {3, 5}
     pairs = {
         (f"{mean(seeds):.3f}", f"{mean(losses[changed, search.WINDOW]):.3f}")
         for (changed, label), seeds in losses.items()
         if label == search.SOFTMAX
     }
-    assert pairs == {(row[1], row[2]) for row in rows if row[4] == "3"}
+    assert pairs == {(row[1], row[2]) for row in rows}
     assert [row[0] for row in rows if row[4] == "5"] == ["`seq_len=1024`", "the usual"]
     for _, softmax, window, difference, _, _ in rows:
         value, low, high = (float(number) for number in re.findall(r"[+-]\d\.\d+", difference))
