@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from bench.common.errors import ConfigError, UnfinishedError, one_line
 from bench.execution.device_locks import core_sets, pin_to_free_cores
@@ -96,6 +97,9 @@ def _cluster(settings: Ray, runner: Runner, gpus: bool) -> Iterator[Any]:
                 "include_dashboard": False,
                 "object_store_memory": 80 * 2**20,  # the store stays empty; Ray's minimum
             }
+            # Without a dashboard Ray starts its process anyhow, which asks the network in which cloud it is.
+            node = importlib.import_module("ray._private.node").Node
+            stack.enter_context(mock.patch.object(node, "start_api_server", lambda *_, **__: None, create=True))
         stack.callback(ray.shutdown)
         before = signal.getsignal(signal.SIGTERM)
         try:

@@ -177,7 +177,7 @@ def test_a_cluster_of_its_own_measures_and_ends(tmp_path):
     heard = set()
     while process.poll() is None:
         heard |= talks(psutil.Process(process.pid))
-        time.sleep(0.2)
+        time.sleep(0.05)
     stdout, stderr = process.communicate()
     assert process.returncode == 0 and stdout.count("| ok") == 3, stderr
     assert heard and {address.removeprefix("::ffff:") for address in heard} == {"127.0.0.1"}
