@@ -1,6 +1,8 @@
 """What a task is: settings that open it, and examples by (split, index); the random numbers they are made of."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -105,6 +107,45 @@ class Task:
     def example(self, split: str, index: int) -> Example:
         """One example that the split has."""
         raise NotImplementedError
+
+
+class Drawn(NamedTuple):
+    """An example that was drawn, and the number of what it was made of, in its split: those of one are alike."""
+
+    tokens: NDArray[np.int64]
+    target: NDArray[np.int64]
+    unit: int
+
+
+@dataclass
+class Fresh(Task):
+    """Examples without end, each drawn from a random stream of its own.
+
+    Attributes:
+        draw: makes one of a split.
+        seed: of the streams.
+        made_of: what units are, in the plural.
+    """
+
+    draw: Callable[[Draws, str], Drawn]
+    seed: int
+    made_of: str
+
+    def units(self, split: str, indices: Sequence[int]) -> list[int]:
+        """What each example was made of."""
+        return [self._drawn(split, index).unit for index in indices]
+
+    @property
+    def unit(self) -> str:
+        """What examples are made of."""
+        return self.made_of
+
+    def example(self, split: str, index: int) -> Example:
+        """Draw one example."""
+        return self._drawn(split, index)[:2]
+
+    def _drawn(self, split: str, index: int) -> Drawn:
+        return self.draw(Draws(self.seed, split, index), split)
 
 
 @dataclass

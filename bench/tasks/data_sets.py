@@ -32,47 +32,38 @@ class DataSettings(Settings):
             raise ConfigError(f"{KEY}={self.data!r}: must be {', '.join(self.known)}, or a folder")
 
 
-@dataclass(frozen=True)
-class Data:
-    """A data set with splits `train` and `test`, by the name that it has here, or the folder that it is in.
+class HubSettings(DataSettings):
+    """Settings of a data set of the hub with splits `train` and `test`, or of a folder of its files.
 
-    Attributes:
-        data: what the user gave.
-        name: what it is called here.
-        repository: where it is on the hub.
-        columns: that it must have.
-        instead: the data that stand in for it, which need neither hub nor package.
+    The first name that is `known` is its own, the second that of a stand-in, which needs neither hub nor package.
     """
 
-    data: str
-    name: str
-    repository: str
-    columns: tuple[str, ...]
-    instead: str
+    repository: ClassVar[str]
+    columns: ClassVar[tuple[str, ...]]
 
     @property
     def source(self) -> str:
         """For records and figures."""
-        return self.repository if self.data == self.name else self.data
+        return self.repository if self.data == self.known[0] else self.data
 
     def identity(self, split: str) -> dict[str, Any]:
         """What pins a split down: the repository, or the files with their sizes and when they were changed."""
-        if self.data == self.name:
+        if self.data == self.known[0]:
             return {"dataset": self.repository, "split": split}
         return {"files": stamps(Path(self.data)), "split": split}
 
-    def require(self, keys: Iterable[Mapping[str, Any]], cache_dir: Path) -> None:
+    def require_kept(self, keys: Iterable[Mapping[str, Any]], cache_dir: Path) -> None:
         """Refuse data that are neither kept under these keys nor to be had, as far as that is known without network."""
-        why = texts.unreadable(on_hub=self.data == self.name)
+        why = texts.unreadable(on_hub=self.data == self.known[0])
         if why and not all(kept.has(key, cache_dir) for key in keys):
-            allowed = f"{self.instead} (a stand-in), or a folder of its files, which datasets reads"
+            allowed = f"{self.known[1]} (a stand-in), or a folder of its files, which datasets reads"
             raise ConfigError(f"{KEY}={self.data!r}: cannot be read, {why}; must be {allowed}")
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
         """The rows of a split; raises as `bench.inputs.texts.records`."""
-        if self.data == self.name and not models.hub_answers():
+        if self.data == self.known[0] and not models.hub_answers():
             line = "the Hugging Face hub cannot be reached; a stand-in is"
-            raise ConnectionError(f"{KEY}={self.data!r}: {line} {KEY}={self.instead}")
+            raise ConnectionError(f"{KEY}={self.data!r}: {line} {KEY}={self.known[1]}")
         yield from texts.records(self.source, None, None, split, KEY, self.columns)
 
 

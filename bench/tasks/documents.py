@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from bench.common.errors import ConfigError, one_line
 from bench.common.schema import setting
 from bench.tasks import data_sets, kept, passages
-from bench.tasks.base import SPLITS, Task
+from bench.tasks.base import SPLITS, Drawn, Fresh, Task
 from bench.tasks.progress import ItemProgress
 
 LONGEST = 4000
@@ -42,10 +43,11 @@ class DocumentSettings(data_sets.DataSettings):
         seq_len = config["seq_len"]
         answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
         try:
-            if (stand_in := self.stand_in(min(seq_len, LONGEST))) is not None:
-                source, sample = stand_in
-                how = (dict.fromkeys(SPLITS), sample, seq_len, config["seed"])
-                return passages.Passages(source, VOCABULARY, self.causal, *how, **answers)
+            if (stand_in := self.stand_in()) is not None:
+                source, draw = stand_in
+                drawn = functools.partial(draw, min(seq_len, LONGEST), seq_len)
+                how = (dict.fromkeys(SPLITS), drawn, config["seed"], "pages or files")
+                return Fresh(source, VOCABULARY, self.causal, *how, **answers)
             rows = {split: self._kept(split, seq_len, cache_dir) for split in SPLITS}
         except (OSError, ValueError) as error:
             if isinstance(error, ConnectionError):
@@ -69,8 +71,8 @@ class DocumentSettings(data_sets.DataSettings):
         """Of documents that are read, for records and figures."""
         raise NotImplementedError
 
-    def stand_in(self, longest: int) -> tuple[str, passages.Sample] | None:
-        """What stands in for the data, if that is asked for: its source, and passages of so many bytes at most."""
+    def stand_in(self) -> tuple[str, Callable[..., Drawn]] | None:
+        """What stands in for the data, if that is asked for: its source, and what draws a passage or two."""
         raise NotImplementedError
 
     def identity(self, split: str) -> dict[str, Any]:
@@ -83,7 +85,7 @@ class DocumentSettings(data_sets.DataSettings):
 
 
 @dataclass
-class Text(DocumentSettings):
+class Text(data_sets.HubSettings, DocumentSettings):
     """Say of a review, read byte by byte, whether it is positive: 1 where it is.
 
     Long Range Arena (Tay et al. 2021, section 2.2.2): the reviews of IMDB (Maas et al. 2011). LRA validates on the
@@ -99,36 +101,25 @@ class Text(DocumentSettings):
     name: ClassVar[str] = "text"
     documents: ClassVar[int] = 1
     known: ClassVar[tuple[str, ...]] = ("imdb", "testaments")
+    repository: ClassVar[str] = "stanfordnlp/imdb"
+    columns: ClassVar[tuple[str, ...]] = ("text", "label")
 
     data: str = setting("imdb", "imdb, a folder of its files, or testaments (a stand-in)")
 
-    def stand_in(self, longest: int) -> tuple[str, passages.Sample] | None:
+    def stand_in(self) -> tuple[str, Callable[..., Drawn]] | None:
         """Passages of the Bible."""
         if self.data != "testaments":
             return None
-        return "testaments of kjv (stand-in for IMDB)", passages.Testaments(longest)
-
-    @property
-    def source(self) -> str:
-        """The repository or the folder."""
-        return self._data.source
+        return "testaments of kjv (stand-in for IMDB)", passages.of_testament
 
     def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """Refuse reviews that are neither kept nor to be had."""
         if self.data != "testaments":
-            self._data.require([self._key(split, config["seq_len"]) for split in SPLITS], cache_dir)
-
-    @property
-    def _data(self) -> data_sets.Data:
-        return data_sets.Data(self.data, "imdb", "stanfordnlp/imdb", ("text", "label"), "testaments")
-
-    def identity(self, split: str) -> dict[str, Any]:
-        """What pins a split down."""
-        return self._data.identity(split)
+            self.require_kept([self._key(split, config["seq_len"]) for split in SPLITS], cache_dir)
 
     def read(self, split: str) -> Iterator[Documents]:
         """The reviews; the training split is sorted by class, the part for validation is not one end of it."""
-        for number, record in enumerate(self._data.rows("test" if split == "test" else "train")):
+        for number, record in enumerate(self.rows("test" if split == "test" else "train")):
             if split == "test" or (number % HELD_OUT == HELD_OUT - 1) == (split == "validation"):
                 yield [record["text"].encode()], record["label"]
 
@@ -152,9 +143,9 @@ class Retrieval(DocumentSettings):
 
     data: str = setting("sympy", "the folder of AAN's files, or sympy (a stand-in)")
 
-    def stand_in(self, longest: int) -> tuple[str, passages.Sample] | None:
+    def stand_in(self) -> tuple[str, Callable[..., Drawn]] | None:
         """Passages of source files."""
-        return ("files of sympy (stand-in for AAN)", passages.Files(longest)) if self.data == "sympy" else None
+        return ("files of sympy (stand-in for AAN)", passages.of_files) if self.data == "sympy" else None
 
     def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """Refuse a folder without the files."""

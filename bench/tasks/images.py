@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from bench.common.errors import ConfigError, one_line, package
 from bench.common.schema import setting
 from bench.tasks import data_sets, kept
-from bench.tasks.base import SPLITS, Draws, Example, Task
+from bench.tasks.base import SPLITS, Drawn, Draws, Fresh, Task
 from bench.tasks.progress import ItemProgress
 
 SIDE = 32
@@ -69,7 +70,7 @@ class ImageSettings(data_sets.DataSettings):
 
 
 @dataclass
-class Image(ImageSettings):
+class Image(data_sets.HubSettings, ImageSettings):
     """Name the class of an image from its grey pixels, read row by row.
 
     Long Range Arena (Tay et al. 2021, section 2.2.4): CIFAR-10 in 256 levels of grey; the first 90 % of its training
@@ -85,6 +86,8 @@ class Image(ImageSettings):
 
     name: ClassVar[str] = "image"
     known: ClassVar[tuple[str, ...]] = ("cifar10", DIGITS)
+    repository: ClassVar[str] = "uoft-cs/cifar10"
+    columns: ClassVar[tuple[str, ...]] = ("img", "label")
     classes: ClassVar[int] = 10
 
     data: str = setting("cifar10", "cifar10, a folder of its files, or digits (a stand-in)")
@@ -104,70 +107,38 @@ class Image(ImageSettings):
     def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """Refuse images that are neither kept nor to be had."""
         if self.data != DIGITS:
-            self._data.require([with_pixels(self._data.identity(split)) for split in PARTS], cache_dir)
-
-    @property
-    def _data(self) -> data_sets.Data:
-        return data_sets.Data(self.data, "cifar10", "uoft-cs/cifar10", ("img", "label"), DIGITS)
+            self.require_kept([with_pixels(self.identity(split)) for split in PARTS], cache_dir)
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """Read the images, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
         if self.data == DIGITS:
             answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
             source = "digits of scikit-learn (stand-in for CIFAR-10)"
-            return Digits(
-                source, LEVELS, self.causal, dict.fromkeys(SPLITS), _digits(), config["seed"], self.side, **answers
-            )
-        data = self._data
+            how = (functools.partial(_digit, self.side), config["seed"], "digits")
+            return Fresh(source, LEVELS, self.causal, dict.fromkeys(SPLITS), *how, **answers)
         try:
-            train, test = (rows(data.identity(s), _grey(data.rows(s)), cache_dir) for s in PARTS)
+            train, test = (rows(self.identity(s), _grey(self.rows(s)), cache_dir) for s in PARTS)
         except ValueError as error:
             raise ConfigError(one_line(error)) from error
         first = len(train) * 9 // 10
-        return self.task(data.source, LEVELS, {"train": train[:first], "validation": train[first:], "test": test})
+        return self.task(self.source, LEVELS, {"train": train[:first], "validation": train[first:], "test": test})
 
 
-@dataclass
-class Digits(Task):
-    """Digits at random places; `digits` are those of each split, `(count, 8, 8)` of 0..16, and their classes."""
-
-    digits: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
-    seed: int
-    side: int = SIDE
-
-    @property
-    def enlarged(self) -> int:
-        """Pixels of a side that a pixel becomes."""
-        return 3 * self.side // SIDE
-
-    def units(self, split: str, indices: Sequence[int]) -> list[int]:
-        """The original digits: images of one are alike."""
-        return [self._drawn(split, index)[0] for index in indices]
-
-    @property
-    def unit(self) -> str:
-        """Original digits."""
-        return "digits"
-
-    def example(self, split: str, index: int) -> Example:
-        """One digit, somewhere."""
-        number, row, column = self._drawn(split, index)
-        images, labels = self.digits[split]
-        large = np.kron(images[number], np.ones((self.enlarged, self.enlarged), np.int64)) * (LEVELS - 1) // 16
-        image = np.zeros((self.side, self.side), np.int64)
-        image[row : row + len(large), column : column + len(large)] = large
-        return image.reshape(-1), labels[number : number + 1]
-
-    def _drawn(self, split: str, index: int) -> tuple[int, int, int]:
-        """Which digit, and where."""
-        draws, images = Draws(self.seed, split, index), self.digits[split][0]
-        number = draws.integers(len(images), 1)
-        row, column = draws.integers(self.side + 1 - self.enlarged * images.shape[1], 2)
-        return int(number[0]), int(row), int(column)
+def _digit(side: int, draws: Draws, split: str) -> Drawn:
+    """One of the digits of a split, enlarged, somewhere on a black image."""
+    digits, labels = _digits()[split]
+    number = draws.integers(len(digits), 1)
+    enlarged = 3 * side // SIDE
+    row, column = draws.integers(side + 1 - enlarged * digits.shape[1], 2)
+    large = np.kron(digits[number[0]], np.ones((enlarged, enlarged), np.int64)) * (LEVELS - 1) // 16
+    image = np.zeros((side, side), np.int64)
+    image[row : row + len(large), column : column + len(large)] = large
+    return Drawn(image.reshape(-1), labels[number], int(number[0]))
 
 
+@functools.cache
 def _digits() -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The digits of each split."""
+    """The digits of each split, `(count, 8, 8)` of 0..16, and their classes."""
     found = package("sklearn.datasets", f"task.data={DIGITS}", "-e '.[lra]'").load_digits()
     split = np.array([HELD_OUT.get(number % 10, "train") for number in range(len(found.target))])
     images, labels = found.images.astype(np.int64), found.target.astype(np.int64)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.inputs import texts
-from bench.tasks.base import SPLITS, Draws, Example, Task
+from bench.tasks.base import SPLITS, Drawn, Draws
 from bench.tasks.corpus import Sources
 
 PAGE = 8192
@@ -21,48 +18,6 @@ HELD_OUT = {8: "validation", 9: "test"}
 NEW_TESTAMENT = "The book of the generation of Jesus Christ"
 
 Bytes = NDArray[np.uint8]
-
-
-class Drawn(NamedTuple):
-    """Passages, whether the answer is yes, and the number of the page or file, among those of the split."""
-
-    passages: list[Bytes]
-    label: int
-    unit: int
-
-
-class Sample(Protocol):
-    """Where passages are drawn from."""
-
-    def draw(self, draws: Draws, split: str) -> Drawn:
-        """One example."""
-
-
-@dataclass
-class Passages(Task):
-    """Fresh examples without end, as `sample` draws them."""
-
-    sample: Sample
-    seq_len: int
-    seed: int
-
-    def units(self, split: str, indices: Sequence[int]) -> list[int]:
-        """The pages or files that passages are of."""
-        return [self._drawn(split, index).unit for index in indices]
-
-    @property
-    def unit(self) -> str:
-        """Pages or files."""
-        return "pages or files"
-
-    def example(self, split: str, index: int) -> Example:
-        """Passages as tokens, each padded, and the answer."""
-        drawn = self._drawn(split, index)
-        tokens = [padded(passage, self.seq_len) for passage in drawn.passages]
-        return tokens[0] if len(tokens) == 1 else np.stack(tokens), np.array([drawn.label])
-
-    def _drawn(self, split: str, index: int) -> Drawn:
-        return self.sample.draw(Draws(self.seed, split, index), split)
 
 
 def padded(document: Bytes, seq_len: int) -> NDArray[np.int64]:
@@ -81,19 +36,14 @@ def passage(draws: Draws, text: Bytes, longest: int) -> Bytes:
     return text[start : start + size]
 
 
-@dataclass(frozen=True)
-class Testaments:
-    """Whether a passage of the King James Bible is of the New Testament; both are as likely."""
-
-    longest: int
-
-    def draw(self, draws: Draws, split: str) -> Drawn:
-        """A passage of a page of the split."""
-        old, new = _pages()[split]
-        label = int(draws.integers(2, 1)[0])
-        pages = new if label else old
-        number = int(draws.integers(len(pages), 1)[0])
-        return Drawn([passage(draws, pages[number], self.longest)], label, number + label * len(old))
+def of_testament(longest: int, seq_len: int, draws: Draws, split: str) -> Drawn:
+    """A passage of the King James Bible, and whether it is of the New Testament; both are as likely."""
+    old, new = _pages()[split]
+    label = int(draws.integers(2, 1)[0])
+    pages = new if label else old
+    number = int(draws.integers(len(pages), 1)[0])
+    tokens = padded(passage(draws, pages[number], longest), seq_len)
+    return Drawn(tokens, np.array([label]), number + label * len(old))
 
 
 @functools.cache
@@ -113,20 +63,18 @@ def _cut(text: bytes) -> dict[str, list[Bytes]]:
     return pages
 
 
-@dataclass(frozen=True)
-class Files:
-    """Whether two passages are of one source file of SymPy; both answers are as likely."""
+def of_files(longest: int, seq_len: int, draws: Draws, split: str) -> Drawn:
+    """A passage of the first half of a source file of SymPy, one of the second half of this or, as likely, of another.
 
-    longest: int
-
-    def draw(self, draws: Draws, split: str) -> Drawn:
-        """A passage of the first half of a file, and one of the second half of this or of another."""
-        files = _files(self.longest)[split]
-        label = int(draws.integers(2, 1)[0])
-        first, other = draws.distinct(len(files), 2).tolist()
-        second = first if label else other
-        halves = files[first][: len(files[first]) // 2], files[second][len(files[second]) // 2 :]
-        return Drawn([passage(draws, half, self.longest) for half in halves], label, first)
+    The answer is whether both are of one file.
+    """
+    files = _files(longest)[split]
+    label = int(draws.integers(2, 1)[0])
+    first, other = draws.distinct(len(files), 2).tolist()
+    second = first if label else other
+    halves = files[first][: len(files[first]) // 2], files[second][len(files[second]) // 2 :]
+    tokens = np.stack([padded(passage(draws, half, longest), seq_len) for half in halves])
+    return Drawn(tokens, np.array([label]), first)
 
 
 @functools.cache
