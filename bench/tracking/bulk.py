@@ -5,8 +5,7 @@ writes the tables that `mlflow migrate-filestore` writes. Stores that a user nam
 """
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from mlflow.store.tracking.dbmodels.models import (
     SqlTag,
 )
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NAME
-from sqlalchemy import Connection, bindparam, create_engine, delete, insert, select, update
+from sqlalchemy import Connection, NullPool, bindparam, create_engine, delete, insert, select, update
 
 Row = dict[str, Any]
 # The role of a dataset, as MLflow shows it.
@@ -67,7 +66,7 @@ def write(uri: str, experiment: str, artifacts: str, drafts: Iterable[Draft]) ->
         rows[SqlLatestMetric] += newest.values()
         if draft.dataset:
             used.append((run_id, draft.dataset))
-    with _transaction(uri) as connection:
+    with create_engine(uri, poolclass=NullPool).begin() as connection:
         for table, values in rows.items():
             if values:
                 connection.execute(insert(table), values)
@@ -82,22 +81,12 @@ def tag(uri: str, changes: Sequence[tuple[str, Mapping[str, str]]]) -> None:
         return
     same = (SqlTag.run_uuid == bindparam("run"), SqlTag.key == bindparam("which"))
     named = [{"run": row["run_uuid"], "called": row["value"]} for row in rows if row["key"] == MLFLOW_RUN_NAME]
-    with _transaction(uri) as connection:
+    with create_engine(uri, poolclass=NullPool).begin() as connection:
         connection.execute(delete(SqlTag).where(*same), [{"run": row["run_uuid"], "which": row["key"]} for row in rows])
         connection.execute(insert(SqlTag), rows)
         if named:
             rename = update(SqlRun.__table__).where(SqlRun.run_uuid == bindparam("run"))
             connection.execute(rename.values(name=bindparam("called")), named)
-
-
-@contextmanager
-def _transaction(uri: str) -> Iterator[Connection]:
-    engine = create_engine(uri)
-    try:
-        with engine.begin() as connection:
-            yield connection
-    finally:
-        engine.dispose()
 
 
 def _run(run_id: str, draft: Draft, experiment: int, artifacts: str) -> Row:
