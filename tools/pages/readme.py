@@ -11,7 +11,7 @@ from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attribution
 from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose, error_rates, losses
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
-from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdicts
+from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict, verdicts
 from analysis.plots import captions
 from analysis.plots.by_distance import by_kind
 from analysis.selection import unless_quiet
@@ -107,6 +107,7 @@ def quality(frame: pd.DataFrame) -> str:
         + (_by_position(places.loc[(task, n, one.positive)]) if one.is_diagnostic else " So nobody is ranked by it.")
         for (task, n), one in verdicts.items()
     ]
+    said[-1] += _growth(found, verdicts)
     # The shortest context, at which most mechanisms were trained.
     key = min(verdicts, key=lambda task_and_n: task_and_n[1])
     by_token, tokens = _by_token(found[key])
@@ -123,6 +124,24 @@ def _others(rows: pd.DataFrame) -> str:
     """How many controls the best one is the best of."""
     trained = rows.loc[rows["control"].astype(bool), "series"].nunique()
     return f"; the best of {trained} controls" if trained > 1 else "; no other control was trained"
+
+
+def _growth(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[tuple[str, int], Diagnosis]) -> str:
+    """How much larger the lead over the best control is in the longest context than in the shortest."""
+    (first, one), (last, other) = (pick(verdicts.items(), key=lambda item: item[0][1]) for pick in (min, max))
+    positive, negative = one.positive or "", one.negative or ""
+    if first == last or (positive, negative) != (other.positive, other.negative):
+        return ""
+    leads = []
+    for own in (losses(found[last]), losses(found[first])):
+        seeds = own[positive].keys() & own[negative].keys()
+        leads.append({seed: own[positive][seed] - own[negative][seed] for seed in seeds})
+    if (grown := compared(*leads)) is None:
+        return ""
+    low, high = grown.interval(LEVEL)
+    does = {BETTER: "grows", WORSE: "shrinks", EQUIVALENT: "stays the same"}.get(verdict(grown), "may grow or shrink")
+    where = f"from n = {first[1]:,} to {last[1]:,}"
+    return f" The lead {does} {where}: {grown.value:+.3f} nats, {low:+.3f} to {high:+.3f} ({grown.seeds} seeds)."
 
 
 def _by_position(places: pd.DataFrame) -> str:
