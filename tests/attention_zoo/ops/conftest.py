@@ -1,5 +1,6 @@
 """What the tests of several kernels share."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -24,10 +25,12 @@ def poisoned(monkeypatch):
 def patched_once():
     """What a function of a kernel finds in `triton.language` is replaced once, not at each call of it.
 
-    Triton 3.7 does that again each time, a third of what these tests take; they pass without this as well.
+    Triton 3.7 does that again each time, and looks for integers that overflow in each sum and product, as no compiled
+    kernel does and none of these sizes can: over half of what these tests would take. They pass without this as well.
     """
     from triton.runtime import interpreter
 
+    options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     patch = functools.cache(interpreter._patch_lang)
 
     def call(function, *args, **kwargs):
@@ -36,4 +39,5 @@ def patched_once():
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        monkeypatch.setattr(interpreter.interpreter_builder, "options", options)
         yield

@@ -140,6 +140,16 @@ def sketch_networks(inputs, parameters):
     return root * torch.tanh(results[0] * results[1] / root)
 
 
+def networks_by(module, count):
+    """`sketch_networks` of this module and by its formula, as functions of so many inputs and the parameters."""
+
+    def kernels(*tensors):
+        inputs, parameters = tensors[:count], tensors[count:]
+        return module.sketch_networks(*inputs, weights=parameters[:4], norms=[parameters[4:6], parameters[6:]])
+
+    return kernels, lambda *tensors: sketch_networks(tensors[:count], tensors[count:])
+
+
 def network_parameters(width, r, groups=1):
     """Weights of four layers, weight and bias of two norms, each of both networks."""
     generator = torch.Generator().manual_seed(0)

@@ -22,14 +22,7 @@ def parameters(width, r, groups):
     return [x.cpu().double() for x in operations.network_parameters(width, r, groups)]
 
 
-def as_operation(count):
-    """Of one or two inputs, the rest being parameters."""
-
-    def made(*tensors):
-        norms = [tuple(tensors[count + 4 : count + 6]), tuple(tensors[count + 6 :])]
-        return networks.sketch_networks(*tensors[:count], weights=tensors[count : count + 4], norms=norms)
-
-    return made
+by_cpu, by_formula = operations.networks_by(networks, 1)
 
 
 @pytest.mark.parametrize("groups", [1, HEADS], ids=["shared", "per_head"])
@@ -37,21 +30,19 @@ def as_operation(count):
 def test_gradients_are_finite_differences(count, groups):
     rows = [operations.drawn(1, HEADS, 3, 4, seed=seed).cpu().double() for seed in range(count)]
     tensors = [x.requires_grad_() for x in (*rows, *parameters(4, 2, groups))]
-    assert gradcheck(as_operation(count), tensors, fast_mode=True)
+    assert gradcheck(operations.networks_by(networks, count)[0], tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_the_formula_in_double_precision(rows):
     x, given = operations.drawn(2, HEADS, rows, 16).cpu().double(), parameters(16, 16, 1)
-    expected = operations.sketch_networks([x], given)
-    torch.testing.assert_close(as_operation(1)(x, *given), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(by_cpu(x, *given), by_formula(x, *given), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("r", [16, 32])
-@pytest.mark.parametrize("degree", [4, 8])
-@pytest.mark.parametrize("per_head", [False, True], ids=["shared", "per_head"])
-@pytest.mark.parametrize("qk_layernorm", [False, True], ids=["plain", "normed"])
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize(
+    ("r", "degree", "per_head", "qk_layernorm", "padded"),
+    [(16, 4, False, True, True), (16, 4, True, False, False), (16, 8, True, True, True), (32, 8, False, False, False)],
+)
 def test_a_mechanism_with_it_is_its_reference(r, degree, per_head, qk_layernorm, padded):
     given = {"sketch_size": r, "degree": degree, "per_head": per_head, "qk_layernorm": qk_layernorm, "block_size": 8}
     reference, fused = (create("polysketch", impl=impl, **given) for impl in ("reference", "fused"))
@@ -64,15 +55,15 @@ def test_a_mechanism_with_it_is_its_reference(r, degree, per_head, qk_layernorm,
 
 def test_a_row_of_equal_numbers_is_finite():
     x = torch.full((1, 1, 3, 16), 5.0, dtype=torch.float64)
-    made = as_operation(1)(x, *parameters(16, 16, 1))
-    torch.testing.assert_close(made, operations.sketch_networks([x], parameters(16, 16, 1)))
+    given = parameters(16, 16, 1)
+    torch.testing.assert_close(by_cpu(x, *given), by_formula(x, *given))
 
 
 def test_bfloat16_is_that_of_float32_rounded():
     x, given = operations.drawn(1, HEADS, 9, 16).cpu().bfloat16(), [p.float() for p in parameters(16, 16, 1)]
-    made = as_operation(1)(x, *given)
+    made = by_cpu(x, *given)
     assert made.dtype == torch.bfloat16
-    torch.testing.assert_close(made, as_operation(1)(x.float(), *given).bfloat16(), rtol=0, atol=0)
+    torch.testing.assert_close(made, by_cpu(x.float(), *given).bfloat16(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("onednn", ["here", "not built in", "without the private operator"])
@@ -83,7 +74,7 @@ def test_float32_is_the_formula_in_double_precision_with_gradients(onednn, monke
         monkeypatch.setattr(networks, "ONEDNN", None)
     exact = [x.requires_grad_() for x in (operations.drawn(2, HEADS, 64, 16).cpu().double(), *parameters(16, 16, 1))]
     given = [x.detach().float().requires_grad_() for x in exact]
-    expected, made = operations.sketch_networks(exact[:1], exact[1:]), as_operation(1)(*given)
+    expected, made = by_formula(*exact), by_cpu(*given)
     torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-5)
     gradients = (torch.autograd.grad(out.square().sum(), x) for out, x in ((made, given), (expected, exact)))
     for one, other in zip(*gradients, strict=True):
@@ -94,8 +85,8 @@ def test_what_a_backward_pass_reads_is_made_for_one_only(monkeypatch):
     x, given, made = operations.drawn(1, HEADS, 9, 16).cpu(), [p.float() for p in parameters(16, 16, 1)], []
     operator = networks._networks
     monkeypatch.setattr(networks, "_networks", lambda *arguments: made.append(operator(*arguments)) or made[-1])
-    as_operation(1)(x, *given)
-    as_operation(1)(x.requires_grad_(), *given)
+    by_cpu(x, *given)
+    by_cpu(x.requires_grad_(), *given)
     (_,), (_, *kept) = made
     # Normalised rows and results of both networks, and the deviations: 8r hidden units are not.
     assert sum(one.numel() for one in kept) == HEADS * 9 * 2 * (16 + 1 + 16)

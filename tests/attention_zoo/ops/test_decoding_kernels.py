@@ -29,13 +29,11 @@ GIVEN = case("learned", "polysketch", sketch="learned", sketch_size=16)
 LOCAL = case("local", "polysketch", sketch_size=16, local=True, block_size=4)
 CASES = [
     LINEAR,
-    case("linear-h64-eps", "linear", 64, eps=0.5),
-    case("linear-h128", "linear", 128),
+    case("linear-h128-eps", "linear", 128, eps=0.5),
     PERFORMER,
     case("performer-m130-h64", "performer", 64, num_features=130, scale=0.3),
     case("performer-h128-m256", "performer", 128, num_features=256),
     GAUSSIAN,
-    case("gaussian-r32-h64", "polysketch", 64, sketch_size=32),
     case("gaussian-r5-h24", "polysketch", 24, sketch_size=5),
     case("gaussian-scale-bias", "polysketch", sketch_size=8, scale=0.3, bias=5.0),
     case("gaussian-no-norm-no-bias", "polysketch", sketch_size=8, qk_layernorm=False, bias=0.0),
@@ -113,9 +111,12 @@ def assert_rows(out, reference, exact, inputs, padding=None, start=0, tolerance=
             _, state = reference.prefill(*(x[:, :, :start] for x in inputs), hidden)
         return error(decode(reference, inputs, state, start), expected(inputs))
 
-    plain = max(error_of_plain_steps([x * factor for x in inputs]) for factor in (1, 1.01, 1.02, 1.03))
-    # Within bounds: what both do wrong is no rounding.
-    assert_within(error(out, expected(inputs)), tolerance + min(8 * plain, 30 * tolerance))
+    found = error(out, expected(inputs))
+    if found > tolerance / 4:
+        plain = max(error_of_plain_steps([x * factor for x in inputs]) for factor in (1, 1.01, 1.02, 1.03))
+        # Within bounds: what both do wrong is no rounding.
+        tolerance += min(8 * plain, 30 * tolerance)
+    assert_within(found, tolerance)
 
 
 # --- It is the same function ------------------------------------------------------------------------
@@ -219,14 +220,12 @@ def test_a_step_is_one_launch_and_nothing_else_where_it_makes_the_features(name,
     assert others == [] or given in (GIVEN.values[1], LOCAL.values[1])
 
 
-OPERATORS = ["featured_step", "exponential_step", "sketched_step", "featured_step", "block_read"]
+OPERATORS = {"featured_step": LINEAR, "exponential_step": PERFORMER, "sketched_step": GAUSSIAN, "block_read": LOCAL}
 
 
-@pytest.mark.parametrize(
-    "case, operator", list(zip(KERNELS, OPERATORS, strict=True)), ids=lambda x: getattr(x, "id", "")
-)
-def test_compilers_see_an_operator_and_what_it_mutates(case, operator, device, monkeypatch):
-    (name, given), step = case.values, getattr(steps, f"_{operator}")
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_compilers_see_an_operator_and_what_it_mutates(operator, device, monkeypatch):
+    (name, given), step = OPERATORS[operator].values, getattr(steps, f"_{operator}")
     attention, *_ = make(name, given, device)
     inputs = tokens(given["head_dim"], device, length=2)
     state = attention.init_state(BATCH, device=device)

@@ -2,11 +2,10 @@
 
 import functools
 
-import closeness
 import operations
 import pytest
 import torch
-from closeness import assert_within, of_float32
+from closeness import assert_near, assert_within, of_float32
 from operations import DEVICE, HAS_GPU, use_tiles
 from operations import feature_product as by_formula
 
@@ -17,7 +16,6 @@ from attention_zoo.ops.feature_product.reference import LocalInputs
 SQUARES = {"degree": 2, "bias": 1.0}
 FEATURES = {"degree": 1, "bias": 0.0}
 every_degree = pytest.mark.parametrize("given", [SQUARES, FEATURES], ids=["squares", "features"])
-every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -58,11 +56,6 @@ def with_gradients(function, tensors, **given):
     return operations.with_gradients(functools.partial(function, **given), tensors)
 
 
-def assert_near(actual, expected, tolerance=None):
-    # Where a gradient is zero by formula, its terms are about 1.
-    closeness.assert_near(actual, expected, tolerance or of_float32(), smallest=0.3)
-
-
 @pytest.fixture
 def few_tiles(monkeypatch):
     """Those of 16 bits, which are larger: the interpreter has room for them, and takes less time."""
@@ -76,13 +69,14 @@ few_tiles_do = pytest.mark.usefixtures("few_tiles")
 
 
 @every_degree
-@pytest.mark.parametrize(("block_size", "length", "bias"), [(16, 60, 0.0), (50, 120, 3.7), (128, 150, 0.5)])
+@pytest.mark.parametrize(("block_size", "length", "bias"), [(16, 40, 0.0), (50, 70, 3.7), (128, 150, 0.5)])
 def test_every_block_size_and_bias(block_size, length, bias, given):
     """Multiples of tiles and others, the last chunk being a part of one."""
     settings = {**given, "causal": True, "block_size": block_size, "bias": bias}
     assert_equals_formula(of(given, length), **settings)
 
 
+@few_tiles_do
 @pytest.mark.parametrize(
     ("r", "h", "causal"), [(16, 128, True), (32, 16, False), (32, 64, True), (64, 32, True), (128, 16, False)]
 )
@@ -90,8 +84,13 @@ def test_every_number_of_squared_features_and_columns(r, h, causal):
     assert_equals_formula(inputs(20, r=r, h=h), causal=causal, block_size=16, **SQUARES)
 
 
-@every_mask
-@pytest.mark.parametrize(("m", "h"), [(3, 32), (64, 64), (100, 16), (128, 32), (192, 16), (266, 128)])
+@pytest.mark.parametrize(
+    ("m", "h", "causal"),
+    [
+        *((3, 32, True), (64, 64, True), (100, 16, True), (192, 16, True), (266, 128, True)),
+        *((3, 16, False), (128, 32, False), (266, 128, False)),
+    ],
+)
 def test_any_number_of_features(m, h, causal):
     assert_equals_formula(inputs(50, m=m, h=h), causal=causal, block_size=40, **FEATURES)
 
@@ -104,21 +103,22 @@ def test_parts_of_a_sequence_of_few_heads():
     assert_equals_formula(inputs(length), causal=True, block_size=64, **SQUARES)
 
 
+@few_tiles_do
 @pytest.mark.parametrize(
     ("length", "given", "kept"),
     [
         (443, {**SQUARES, "causal": True, "block_size": 64}, [7 * 256, 2 * 256 * 16]),  # three parts
-        (443, {**SQUARES, "causal": True, "block_size": 40}, [12 * 256, 0]),
+        (130, {**SQUARES, "causal": True, "block_size": 40}, [4 * 256, 0]),
         (50, {**SQUARES, "causal": True, "block_size": 64}, [0, 0]),
         (50, {**SQUARES, "causal": False, "block_size": 64}, [256, 0]),
-        (443, {**FEATURES, "causal": True, "block_size": 64}, [0, 0]),
+        (130, {**FEATURES, "causal": True, "block_size": 64}, [0, 0]),
     ],
 )
 def test_the_fake_kernel_knows_what_is_kept(length, given, kept):
     settings = given["bias"], given["causal"], min(length, given["block_size"]), given["degree"], given["degree"] - 1
-    arguments = *inputs(length), None, None, None, *settings
-    assert [x.numel() for x in triton.attend(*arguments)[2:]] == kept
-    torch.library.opcheck(triton.attend, arguments, test_utils="test_faketensor")
+    tensors, others = inputs(length), (None, None, None, *settings)
+    assert [x.numel() for x in triton.attend(*(x.to("meta") for x in tensors), *others)[2:]] == kept
+    torch.library.opcheck(triton.attend, (*tensors, *others), test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize(
@@ -143,36 +143,23 @@ def test_the_running_maximum(length):
 
 
 @every_degree
-@pytest.mark.parametrize(("queries", "keys"), [(1, 70), (65, 129), (150, 2), (150, 200)])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 70), (70, 2), (65, 129)])
 def test_other_keys_than_queries(queries, keys, given, monkeypatch):
     """In one segment, and in several."""
-    monkeypatch.setattr(triton, "SEGMENT", 64 if keys == 200 else 2048)
+    monkeypatch.setattr(triton, "SEGMENT", 64 if keys == 129 else 2048)
     assert_equals_formula(of(given, queries, keys), causal=False, **given)
 
 
 @pytest.mark.parametrize(
     ("length", "block_size", "local_degree", "r", "h"),
     [
-        *((1, 16, 2, 16, 16), (64, 64, 4, 16, 16), (65, 64, 8, 16, 16), (150, 64, 4, 16, 16), (100, 40, 2, 16, 16)),
-        *((60, 100, 8, 16, 16), (60, 48, 4, 16, 32), (60, 48, 4, 16, 128), (60, 48, 4, 32, 16)),
+        *((1, 16, 2, 16, 16), (65, 64, 8, 16, 16), (100, 40, 2, 16, 16)),
+        *((60, 100, 8, 16, 16), (60, 48, 4, 16, 128), (60, 48, 4, 32, 16)),
     ],
 )
 def test_exact_weights_inside_blocks(length, block_size, local_degree, r, h):
     tensors = [*inputs(length, r=r, h=h), *exact(length, h)]
     assert_equals_formula(tensors, causal=True, block_size=block_size, local_degree=local_degree, **SQUARES)
-
-
-@few_tiles_do
-@every_mask
-@every_degree
-def test_a_row_whose_denominator_is_zero_is_zero_and_has_no_gradient(given, causal):
-    tensors, blind = of(given, 70), [0, 3, 64, 69]
-    tensors[0][:, :, blind] = 0
-    settings = {**given, "bias": 0.0, "causal": causal, "block_size": 64}
-    out, d_left, *_ = with_gradients(by_kernels, tensors, **settings)
-    for x in (out, d_left):
-        assert x.isfinite().all() and not x[:, :, blind].any() and x[:, :, 1].any()
-    assert_equals_formula(tensors, **settings)
 
 
 @every_degree
@@ -187,23 +174,26 @@ def test_a_row_of_almost_nothing_is_zero_and_has_no_gradient(given):
 
 
 @few_tiles_do
-@every_mask
 @every_degree
-@pytest.mark.parametrize("where", ["first", "scattered", "all"])
-def test_keys_without_features_are_not_seen(where, given, causal):
-    """That is how padding is hidden: rows that see nothing else are zeros."""
-    length = 100
-    hidden = torch.zeros(length, dtype=torch.bool, device=DEVICE)
-    hidden[{"first": slice(70), "scattered": slice(0, None, 3)}.get(where, slice(64))] = True
-    tensors = of(given, length)
-    tensors[1][:, :, hidden | (where == "all")] = 0
+@pytest.mark.parametrize(
+    ("hidden", "causal"),
+    [(slice(70), True), (slice(0, None, 3), True), (slice(0, None, 3), False), (slice(None), False)],
+    ids=["first", "scattered", "scattered-full", "all-full"],
+)
+def test_keys_without_features_are_not_seen_and_rows_without_weights_are_zeros(hidden, causal, given):
+    """That is how padding is hidden. A row that sees nothing else has no gradient, nor has one without features."""
+    tensors = of(given, 100)
+    tensors[0][:, :, [1, 80, 99]] = 0
+    tensors[1][:, :, hidden] = 0
     tensors[2][:, :, hidden] *= 50
+    weights = tensors[0] @ tensors[1].mT
+    blind = ~(weights.tril() if causal else weights)[0, 0].any(-1)
     settings = {**given, "bias": 0.0, "causal": causal, "block_size": 64}
     expected = with_gradients(by_formula, [x.double() for x in tensors], **settings)
     actual = with_gradients(by_kernels, tensors, **settings)
-    assert_near(actual, expected)
-    if where == "all":
-        assert not any(x.any() for x in (actual[0], actual[1], actual[3]))
+    # Where a gradient is zero by formula, its terms are about 1.
+    assert_near(actual, expected, of_float32(), smallest=0.3)
+    assert blind[99] and not any(x[:, :, blind].any() for x in actual[:2])
 
 
 # --- Log scales -----------------------------------------------------------------------------------
@@ -215,8 +205,6 @@ def log_scales(kind, length):
     noise = torch.randn(1, 1, length, generator=generator)
     scales = {
         "random": 3 * noise,
-        "growing": 8 * position + 0.1 * noise,
-        "shrinking": -8 * position + 0.1 * noise,
         "up": 200 * (position > 0.6) + noise,
         "down": -200 * (position > 0.3) + noise,
         "huge": 1e4 * (position > 0.6) + 1e4 + noise,
@@ -230,9 +218,9 @@ def log_scales(kind, length):
     ("kind", "bias", "length", "block_size", "m"),
     [
         ("random", 1.0, 100, 32, 16),
-        *((kind, 0.0, 100, 32, 16) for kind in ("growing", "shrinking", "up", "down", "huge", "hidden")),
-        *(("random", 0.0, length, 64, 16) for length in (1, 64, 65)),
-        *((kind, 0.0, 200, 128, 16) for kind in ("huge", "random")),  # rows behind the end have no largest scale
+        *((kind, 0.0, 100, 32, 16) for kind in ("up", "down", "hidden")),
+        *(("random", 0.0, length, 64, 16) for length in (1, 65)),
+        ("huge", 0.0, 200, SCAN_BLOCK, 16),  # rows behind the end have no largest scale
         *(("random", 0.0, 70, 40, m) for m in (100, 192)),
     ],
 )
@@ -247,11 +235,11 @@ def test_log_scales(kind, bias, length, block_size, m):
 
 def test_nothing_of_the_future_is_seen():
     """Not even a key that is infinitely larger than all before."""
-    left, right, value = inputs(150, m=16)
-    scale = log_scales("random", 150)
+    left, right, value = inputs(100, m=16)
+    scale = log_scales("random", 100)
     settings = {"causal": True, "block_size": 64, **FEATURES}
     out = by_kernels(left, right, value, log_scale=scale, **settings)
-    for first in (20, 64, 100):
+    for first in (20, 64):
         x, v, s = right.clone(), value.clone(), scale.clone()
         x[:, :, first:], v[:, :, first:], s[:, :, first:] = 1e3, -1e3, 1e4
         changed = by_kernels(left, x, v, log_scale=s, **settings)
@@ -282,26 +270,16 @@ def test_numbers_that_are_none_stay_in_their_chunk(wrong, given):
 # --- Keys that have much in common ----------------------------------------------------------------
 
 
-def with_a_common_part(of_keys):
-    """Features of 16 bits: keys share a part of so many standard deviations, which half of the queries do not see."""
+def test_denominators_of_keys_with_a_common_part_and_their_gradients():
+    """Features of 16 bits: keys share a part of ten standard deviations, which half of the queries do not see."""
     left, right, value = inputs(300, r=32)
     common = torch.nn.functional.normalize(left[0, 0, 0], dim=0)
-    right = (right + of_keys * right.std() * 32**0.5 * common) / of_keys
+    right = right / 10 + right.std() * 32**0.5 * common
     left[:, :, ::2] -= (left[:, :, ::2] @ common)[..., None] * common
-    return [x.to(torch.bfloat16 if HAS_GPU else torch.float16) for x in (left, right, value)]
-
-
-@pytest.mark.parametrize("of_keys", [3, 10])
-def test_denominators_of_keys_with_a_common_part(of_keys):
-    left, right, value = with_a_common_part(of_keys)
+    left, right, value = (x.to(torch.bfloat16 if HAS_GPU else torch.float16) for x in (left, right, value))
     _, totals, *_ = triton.attend(left, right, value, None, None, None, 0.0, True, 64, 2, 1)
     expected = ((left.double() @ right.double().mT) ** 2).tril().sum(-1)[0]
     assert_within(((totals - expected).abs() / expected).max(), 2e-3)
-
-
-@pytest.mark.parametrize("of_keys", [3, 10])
-def test_gradients_through_denominators_of_keys_with_a_common_part(of_keys):
-    left, right, value = with_a_common_part(of_keys)
     chunks, nothing = Chunks.of(300, 64), torch.zeros_like(value)
     _, norms = launches.prepared(right, chunks, value.shape[-1], scan=True)
     zeros = right.new_zeros(1, chunks.count, 32 * value.shape[-1], 32)
@@ -323,20 +301,13 @@ def larger_tiles(few_tiles):
         pytest.skip("too large for float32")
 
 
-@every_mask
 @every_degree
-@pytest.mark.parametrize(("block_size", "length"), [(128, 129), (64, 150), (100, 300)])
-def test_larger_tiles(block_size, length, given, causal, larger_tiles):
-    tensors = of(given, length)
-    if causal and given is SQUARES:
-        tensors += exact(length)
-    assert_equals_formula(tensors, causal=causal, block_size=block_size, local_degree=4, **given)
+@pytest.mark.parametrize(("block_size", "length"), [(128, 129), (64, 150), (100, 210)])
+def test_larger_tiles(block_size, length, given, larger_tiles):
+    tensors = [*of(given, length), *(exact(length) if given is SQUARES else ())]
+    assert_equals_formula(tensors, causal=True, block_size=block_size, local_degree=4, **given)
 
 
-@pytest.mark.parametrize(
-    ("m", "r", "block_size", "length"),
-    [(200, None, 64, 100), (None, 64, 64, 100), (None, 32, 128, 7 * 128 - 5)],
-)
-def test_larger_tiles_of_more_features_and_of_parts(m, r, block_size, length, larger_tiles):
-    tensors = *inputs(length, m=m, r=r), None, None, log_scales("random", length) if m else None
-    assert_equals_formula(tensors, causal=True, block_size=block_size, **(FEATURES if m else SQUARES))
+@pytest.mark.parametrize(("r", "block_size", "length"), [(64, 64, 100), (32, 128, 4 * 128 - 5)])
+def test_larger_tiles_of_more_features_and_of_parts(r, block_size, length, larger_tiles):
+    assert_equals_formula(inputs(length, r=r), causal=True, block_size=block_size, **SQUARES)

@@ -69,16 +69,6 @@ def test_the_gradient_of_the_log_sum_exp_alone():
     assert not gradients[2].any()
 
 
-def test_rows_that_see_nothing_are_zeros_and_say_so():
-    query, key, value = qkv(5, 5)
-    mask = torch.zeros(BATCH, 5, dtype=torch.bool)
-    mask[0, :2] = True  # with a causal mask, the first two queries see nothing
-    out, lse, _ = attend(query, key, value, scale=1.0, causal=True, hidden=hidden_by(mask))
-    assert is_blind(lse)[0, :, :2].all() and is_blind(lse).sum() == 2 * HEADS
-    assert not out[0, :, :2].any() and out.isfinite().all()
-    torch.testing.assert_close(lse[0, :, :2], torch.full((HEADS, 2), HIDDEN, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_in_less_precision(dtype):
     tensors = qkv(70, 130, dtype)

@@ -92,26 +92,10 @@ def of_random_sketch(inputs, groups):
     return Operation(kernels, formula, inputs, parameters, compared=compared, heads=groups)
 
 
-def of_sketch_networks(inputs, groups):
-    def kernels(*tensors):
-        rows, parameters = tensors[:inputs], tensors[inputs:]
-        norms = [tuple(parameters[4:6]), tuple(parameters[6:])]
-        return networks.sketch_networks(*rows, weights=parameters[:4], norms=norms)
-
-    def formula(*tensors):
-        return operations.sketch_networks(tensors[:inputs], tensors[inputs:])
-
+def of_sketch_networks(inputs, groups, by=networks):
     parameters = tuple(operations.network_parameters(16, 16, groups))
-    return Operation(kernels, formula, inputs, parameters, compared={"tolerance": 1e-5}, heads=groups)
-
-
-def of_cpu_networks(inputs, groups):
-    def kernels(*tensors):
-        rows, parameters = tensors[:inputs], tensors[inputs:]
-        norms = [tuple(parameters[4:6]), tuple(parameters[6:])]
-        return cpu_networks.sketch_networks(*rows, weights=parameters[:4], norms=norms)
-
-    return of_sketch_networks(inputs, groups)._replace(kernels=kernels)
+    given = {"compared": {"tolerance": 1e-5}, "heads": groups}
+    return Operation(*operations.networks_by(by, inputs), inputs, parameters, **given)
 
 
 def of_polynomial(causal, *norm):
@@ -153,8 +137,8 @@ BY_TRITON = {
     "causal polynomial behind a norm": of_polynomial(True, drawn(32, seed=4) + 1, drawn(32, seed=5)),
 }
 ON_CPU = {
-    "sketch networks on a cpu": of_cpu_networks(1, 1),
-    "sketch networks per head of two inputs on a cpu": of_cpu_networks(2, 2),
+    "sketch networks on a cpu": of_sketch_networks(1, 1, cpu_networks),
+    "sketch networks per head of two inputs on a cpu": of_sketch_networks(2, 2, cpu_networks),
 }
 REGISTERED = BY_TRITON | ({} if HAS_GPU else ON_CPU)
 OPERATIONS = REGISTERED | {"softmax": of_softmax(False), "causal softmax": of_softmax(True)}
@@ -170,11 +154,10 @@ def large_tiles(monkeypatch):
 
 
 @every_operation
-@pytest.mark.parametrize("n", [1, 33, 130])
+@pytest.mark.parametrize("n", [1, 129])
 def test_every_length(n, operation):
-    """At one of them with the gradient of a sum, which is one number, expanded."""
-    upstream = direction if n != 33 else lambda out: out.new_ones(()).expand(out.shape)
-    operation.assert_equals_formula(operation.rows(n), upstream=upstream)
+    """One row, and one more than several blocks or whole tiles."""
+    operation.assert_equals_formula(operation.rows(n))
 
 
 def layouts(x):
@@ -184,17 +167,17 @@ def layouts(x):
         x.transpose(1, 2).contiguous().transpose(1, 2),
         x.mT.contiguous().mT,
         wide[:, :, ::2, 1 : 1 + x.shape[3]],  # begins where no tile can
-        x[:, :1].expand_as(x),
-        x[:, :, :1].expand_as(x),
+        x[:, :1, :1].expand_as(x),
     ]
 
 
 @every_operation
-@pytest.mark.parametrize("first", range(5))
+@pytest.mark.parametrize("first", range(4))
 def test_any_strides(first, operation):
-    """Another layout of each input."""
+    """Another layout of each input; once the gradient is that of a sum, which is one number, expanded."""
     rows = operation.rows(17, batch=2, heads=2)
-    operation.assert_equals_formula([layouts(x)[(first + i) % 5] for i, x in enumerate(rows)])
+    upstream = direction if first else lambda out: out.new_ones(()).expand(out.shape)
+    operation.assert_equals_formula([layouts(x)[(first + i) % 4] for i, x in enumerate(rows)], upstream=upstream)
 
 
 @every_operation
@@ -210,7 +193,7 @@ def test_compiled_or_behind_a_checkpoint_it_is_the_same(operation):
     def again(*tensors):
         return checkpoint(operation.kernels, *tensors, use_reentrant=False)
 
-    compiled = torch.compile(operation.kernels, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(operation.kernels, fullgraph=True, dynamic=True, backend="aot_eager")
     expected, by_compiler, by_checkpoint = (with_gradients(f, tensors) for f in (operation.kernels, compiled, again))
     assert_near(by_compiler, expected, 1e-6)
     assert all(map(torch.equal, by_checkpoint, expected))
@@ -244,6 +227,7 @@ def test_operators_are_what_they_are_registered_as(operation):
         with_gradients(operation.kernels, tensors)
     (forward, args), (backward, backward_args) = called.calls
 
-    torch.library.opcheck(forward, tree_map_only(torch.Tensor, lambda x: x.detach().requires_grad_(), args))
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    args = tree_map_only(torch.Tensor, lambda x: x.detach().requires_grad_(), args)
+    torch.library.opcheck(forward, args, test_utils=tests)
     torch.library.opcheck(backward, tree_map_only(torch.Tensor, torch.Tensor.detach, backward_args), test_utils=tests)

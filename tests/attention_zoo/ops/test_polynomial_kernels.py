@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-from types import SimpleNamespace
 
 import closeness
 import operations
@@ -21,8 +20,6 @@ polynomial = importlib.import_module("attention_zoo.ops.polynomial.triton")
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 BATCH, HEADS = 2, 2
-# One tile and its neighbours, several tiles and a part of one, for tiles of 32 to 128 rows.
-LENGTHS = [1, 64, 129]
 every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
@@ -79,23 +76,20 @@ def use_tiles(monkeypatch, arch, bits):
 # --- What it computes -----------------------------------------------------------------------------
 
 
-TILES = [(90, 16), (80, 16), (80, 32)]
-
-
 def dtype_of(bits):
     """What the tiles are for; the interpreter, to which all are the same, knows no products of bfloat16."""
     return torch.bfloat16 if HAS_GPU and bits == 16 else torch.float32
 
 
 @every_mask
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize(("arch", "bits"), TILES)
+@pytest.mark.parametrize(("arch", "bits", "length"), [(90, 16, 1), (90, 16, 129), (80, 16, 129), (80, 32, 129)])
 def test_every_length(arch, bits, length, causal, monkeypatch):
+    """Several tiles of 32 to 128 rows and a part of one."""
     use_tiles(monkeypatch, arch, bits)
     assert_equals_formula(qkv(length, dtype=dtype_of(bits), batch=1), degree=4, scale=0.2, causal=causal)
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(1, 70), (65, 129), (150, 2)])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 70), (65, 129), (130, 2)])
 def test_other_keys_than_queries(queries, keys):
     assert_equals_formula(qkv(queries, keys, batch=1), degree=2)
 
@@ -109,19 +103,17 @@ def test_every_head_dim(arch, bits, head_dim, causal, monkeypatch):
     assert_equals_formula(qkv(36, head_dim=head_dim, dtype=dtype_of(bits), batch=1), degree=4, causal=causal)
 
 
-@every_mask
-@pytest.mark.parametrize("degree", [2, 10, 16])
+@pytest.mark.parametrize(("degree", "causal"), [(2, False), (10, True), (16, False)])
 def test_every_even_degree(degree, causal):
     assert_equals_formula(qkv(40, batch=1), degree=degree, scale=0.3, causal=causal)
 
 
 @pytest.mark.parametrize(("bias", "scale"), [(0.0, 1.0), (1.0, 0.03), (3.7, 20.0)])
 def test_scale_and_bias(bias, scale):
-    assert_equals_formula(qkv(40), degree=4, scale=scale, bias=bias, causal=True)
+    assert_equals_formula(qkv(40, batch=1), degree=4, scale=scale, bias=bias, causal=True)
 
 
-@every_mask
-@pytest.mark.parametrize("length", [3, 65, 130])
+@pytest.mark.parametrize(("length", "causal"), [(3, True), (130, True), (130, False)])
 def test_padding_is_not_seen(length, causal):
     tensors, padding = qkv(length), padding_masks(length)
     for x in tensors[1:]:
@@ -129,18 +121,16 @@ def test_padding_is_not_seen(length, causal):
     assert_equals_formula(tensors, degree=4, bias=0.5, causal=causal, padding=padding)
 
 
-@every_mask
-def test_padding_only_gives_zeros_and_no_gradients(causal):
+@pytest.mark.parametrize(("causal", "bias"), [(True, 0.0), (False, 0.0), (False, 1.0)])
+def test_padding_only_gives_zeros_and_no_gradients(causal, bias):
     padding = torch.tensor([[False] * 40, [True] * 40], device=DEVICE)
-    for bias in (0.0, 1.0):
-        outcomes = with_gradients(
-            polynomial.polynomial_attention, qkv(40), degree=4, bias=bias, causal=causal, padding=padding
-        )
-        assert all((x[1] == 0).all() and (x[0] != 0).any() for x in outcomes)
+    given = {"degree": 4, "bias": bias, "causal": causal, "padding": padding}
+    outcomes = with_gradients(polynomial.polynomial_attention, qkv(40), **given)
+    assert all((x[1] == 0).all() and (x[0] != 0).any() for x in outcomes)
 
 
 def test_a_row_whose_denominator_is_zero_is_zero_and_has_no_gradient():
-    query, key, value = qkv(66)
+    query, key, value = qkv(66, batch=1)
     query[:, :, [0, 3, 65]] = 0
     out, d_query, *_ = with_gradients(polynomial.polynomial_attention, (query, key, value), degree=2, bias=0.0)
     for x in (out, d_query):
@@ -149,27 +139,27 @@ def test_a_row_whose_denominator_is_zero_is_zero_and_has_no_gradient():
 
 def test_a_vanished_denominator_leaves_no_gradient_behind():
     """Scores whose eighth power is none in float32, and whose slope is a number."""
-    tensors = beside_a_large_one(qkv(3), 5e6)
+    tensors = beside_a_large_one(qkv(3, batch=1), 5e6)
     found = with_gradients(polynomial.polynomial_attention, tensors, degree=8, bias=0.0)
     assert all((x == 0).all() for x in found)
 
 
 @every_mask
 def test_sixteen_bits_are_summed_in_float32(causal):
-    """A thousand values of which float16 would lose all but the first."""
-    value = torch.full((1, 1, 1500, 32), 2.0**-11, dtype=torch.float16, device=DEVICE)
+    """Hundreds of values of which float16 would lose all but the first."""
+    value = torch.full((1, 1, 500, 32), 2.0**-11, dtype=torch.float16, device=DEVICE)
     value[:, :, 0] = 1
     ones = torch.ones_like(value) / 32**0.5
     out = polynomial.polynomial_attention(ones, ones, value, degree=2, bias=0.0, causal=causal)
-    expected = (1 + 1499 * 2.0**-11) / 1500
+    expected = (1 + 499 * 2.0**-11) / 500
     assert_within(abs(float(out[0, 0, -1, 0]) - expected), 2e-3 * expected)
 
 
-@pytest.mark.parametrize("degree", [2, 4, 8, 16])
+@pytest.mark.parametrize("degree", [2, 4, 16])
 def test_float16_neither_overflows_nor_vanishes(degree):
     """Norms of 1e-2 to 1e2: scores of up to 1e4, and weights of up to 1e64."""
     sizes = 10 ** torch.linspace(-2, 2, 64, device=DEVICE)[:, None]
-    query, key, value = qkv(64, dtype=torch.float16)
+    query, key, value = qkv(64, dtype=torch.float16, batch=1)
     for tensors in ((query, (sizes * key).half(), value), ((sizes * query).half(), key, value)):
         for causal in (False, True):
             given = {"degree": degree, "causal": causal}
@@ -185,7 +175,7 @@ def test_gradients_of_faint_rows_are_numbers():
     def faint(function):
         return lambda *tensors: 1e6 * function(*tensors, degree=4, bias=0.0)
 
-    tensors = beside_a_large_one(qkv(40), 2e12)
+    tensors = beside_a_large_one(qkv(40, batch=1), 2e12)
     expected = with_gradients(faint(by_formula), [x.double() for x in tensors])
     assert_near(with_gradients(faint(polynomial.polynomial_attention), tensors), expected)
 
@@ -193,55 +183,38 @@ def test_gradients_of_faint_rows_are_numbers():
 # --- The layer norm -------------------------------------------------------------------------------
 
 
-def parameters(head_dim=32):
-    """A weight and a bias."""
-    generator = torch.Generator().manual_seed(3)
-    return [scale * torch.randn(head_dim, generator=generator).to(DEVICE) + one for scale, one in ((0.3, 1), (0.2, 0))]
-
-
-def normed(tensors, *affine, **given):
-    """The kernels' attention behind a layer norm with these parameters."""
-    weight, bias = (*affine, None, None)[:2]
-    # A module takes nothing but parameters, which are leaves of their own.
-    norm = SimpleNamespace(weight=weight, bias=bias, eps=1e-5, normalized_shape=(32,))
-    return polynomial.polynomial_attention(*tensors, norm=norm, **given)
-
-
 @pytest.mark.parametrize(
     ("lengths", "affine", "causal"),
-    [((1,), 2, True), ((64,), 2, False), ((65,), 0, True), ((65,), 1, False), ((150,), 2, True), ((65, 129), 2, False)],
+    [((1,), 2, True), ((65,), 0, True), ((65,), 1, False), ((130,), 2, True), ((65, 129), 2, False)],
 )
 def test_a_layer_norm_before_it(lengths, affine, causal):
     """Of queries and keys, some so small that its epsilon counts, and padding hidden behind it."""
     query, key, value = qkv(*lengths)
     of_query, of_key = (10 ** torch.linspace(-3, 1, x.shape[2], device=DEVICE)[:, None] for x in (query, key))
-    tensors = [of_query * (query + 0.5), of_key.flip(0) * (key + 0.5), value, *parameters()[:affine]]
+    parameters = [0.3 * operations.drawn(32, seed=3) + 1, 0.2 * operations.drawn(32, seed=4)][:affine]
+    tensors = [of_query * (query + 0.5), of_key.flip(0) * (key + 0.5), value, *parameters]
     given = {"degree": 4, "scale": 0.2, "causal": causal, "padding": padding_masks(key.shape[2])}
+
+    def by_kernels(query, key, value, weight=None, bias=None):
+        return polynomial.polynomial_attention(query, key, value, norm=polynomial.Norm(weight, bias, 1e-5), **given)
 
     def exactly(query, key, value, *affine):
         query, key = (torch.nn.functional.layer_norm(x, (32,), *affine) for x in (query, key))
         return by_formula(query, key, value, **given)
 
     expected = with_gradients(exactly, [x.double() for x in tensors])
-    actual = with_gradients(lambda *x: normed(x[:3], *x[3:], **given), tensors)
-    assert_near(actual, expected, smallest=0.3)
+    assert_near(with_gradients(by_kernels, tensors), expected, smallest=0.3)
 
 
 # --- Units ----------------------------------------------------------------------------------------
 
 
-def units(query, key, *, degree=4, scale=1.0, bias=1.0, causal=False):
-    """Those of the rows of the queries, without a layer norm."""
-    _, sizes, largest = polynomial._prepare_keys(key, None, None)
-    return polynomial._prepare_queries(query, None, sizes, largest, polynomial.Settings(degree, scale, bias, causal))[1]
-
-
 @pytest.mark.parametrize("later", [1e6, torch.inf, torch.nan])
 def test_nothing_of_the_future_is_seen(later):
     """Not by the units of the rows either: not a bit changes."""
-    query, key, value = qkv(300, batch=1)
+    query, key, value = qkv(130, batch=1)
     seen = polynomial.polynomial_attention(query, key, value, degree=4, causal=True)
-    for first in (1, 64, 100, 299):
+    for first in (1, 64, 100):
         changed = key.clone()
         changed[:, :, first:] *= later
         out = polynomial.polynomial_attention(query, changed, value, degree=4, causal=True)
@@ -253,9 +226,10 @@ def test_units_of_more_tiles_of_keys_than_are_read_together():
     query, key = (torch.randn(1, 1, 256 * 64 + 70, 32, generator=generator).to(DEVICE) for _ in range(2))
     key[:, :, 256 * 64 :] *= 100
     norms = key.norm(dim=-1)
+    _, *of_keys = polynomial._prepare_keys(key, None, None)
     for causal in (True, False):
         query = query if causal else query[:, :, -70:]
-        unit = units(query, key, degree=2, bias=0.0, causal=causal)
+        _, unit = polynomial._prepare_queries(query, None, *of_keys, polynomial.Settings(2, 1.0, 0.0, causal))
         seen = norms.cummax(-1).values if causal else norms.amax(-1, keepdim=True)
         bound = query.norm(dim=-1) * seen / 2**30
         assert_near([unit], [bound / bound.frexp().mantissa], 1e-30)
@@ -266,7 +240,7 @@ def test_units_of_more_tiles_of_keys_than_are_read_together():
 @pytest.mark.parametrize("degree", [2, 32])
 def test_rows_of_any_size_are_exact(degree, bias, causal):
     """Scores of 1e-3 to 1e3, the future's largest: their powers are no 32-bit floats."""
-    _, key, value = qkv(64, head_dim=32)
+    _, key, value = qkv(64, batch=1)
     sizes = 10 ** torch.linspace(-3, 3, 64, device=DEVICE)[:, None]
     directions = torch.nn.functional.normalize(key, dim=-1)  # the same for both: self weights are the largest
     for tensors in ((directions, sizes * directions, value), (sizes * directions, directions, value)):
@@ -282,7 +256,7 @@ def test_rows_of_any_size_are_exact(degree, bias, causal):
 
 @pytest.mark.parametrize("sizes", [(0, 0), (1e-22, 1e-22), (1e17, 1e17), (1e-25, 1e15), (1e15, 1e-25)], ids=str)
 def test_units_of_extreme_inputs_are_numbers(sizes):
-    query, key, value = qkv(5)
+    query, key, value = qkv(5, batch=1)
     for bias in (0.0, 1.0):
         tensors = sizes[0] * query, sizes[1] * key, value
         found = with_gradients(polynomial.polynomial_attention, tensors, degree=8, bias=bias)

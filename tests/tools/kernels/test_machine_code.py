@@ -67,7 +67,6 @@ def test_a_hot_loop_is_an_innermost_one_over_products_and_ends_before_the_exit()
         (90, "from shared memory", ""),
         (90, "squared", "is serialised"),
         (90, "without registers", "spills registers; is serialised"),
-        (90, "too wide", "spills registers; is serialised"),
         pytest.param(90, "too deep", "does not fit on a multiprocessor", marks=SCHEDULED),
         (90, "of half a warp group", "has products that are not wgmma (HMMA)"),
         (90, "streaming", ""),
