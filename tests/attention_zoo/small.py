@@ -44,6 +44,11 @@ def padding_mask(n, front=False):
     return mask
 
 
+def masks(keys):
+    """None; scattered, left and complete padding."""
+    return {"full": None, "padded": padding_mask(keys, front=True)}
+
+
 def padding_at(n, *positions):
     """Padding at these positions, `positions` for each item of a batch."""
     mask = torch.zeros(len(positions), n, dtype=torch.bool)
@@ -86,6 +91,17 @@ def assert_near_exact(attention, reference, given, mask, tolerance):
     pairs = ((found, given), (expected, exact))
     slopes = [torch.autograd.grad(out.double().square().sum(), leaves) for out, leaves in pairs]
     assert_near([x.cpu() for x in slopes[0]], slopes[1], tolerance)
+
+
+def steps_after(prompt, attention, given, mask):
+    """Of the tokens one by one after a prompt with this mask: position, output and the row of softmax that it is."""
+    padding = None if mask is None else torch.nn.functional.pad(mask, (0, given[0].shape[2] - prompt))
+    expected = softmax(*given, padding, causal=True, dtype=given[0].dtype)
+    _, state = attention.prefill(*(x[:, :, :prompt] for x in given), mask)
+    for position in range(prompt, given[0].shape[2]):
+        attention.executed = None
+        out, _ = attention.step(*(x[:, :, position, None] for x in given), state)
+        yield position, out, expected[:, :, position, None]
 
 
 class LargestTensor(TorchDispatchMode):

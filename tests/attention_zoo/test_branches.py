@@ -38,13 +38,6 @@ def test_the_parts_of_the_numerator_add_up_to_the_hybrid(sketch):
     torch.testing.assert_close(sum(parts), hybrid(*inputs()))
 
 
-def test_in_the_first_block_there_is_no_sketch_to_remove():
-    hybrid = create("polysketch", **HYBRID, **SIZES)
-    query, key, value = (x[:, :, :8] for x in inputs())
-    torch.testing.assert_close(WithoutBranch(hybrid, "sketch")(query, key, value), hybrid(query, key, value))
-    assert WithoutBranch(hybrid, "window")(query, key, value).abs().max() == 0
-
-
 def test_only_hybrids_have_branches():
     assert branches(create("polysketch", **HYBRID, **SIZES)) == BRANCHES
     for other in (create("polysketch", **SIZES), create("softmax", **SIZES)):

@@ -64,50 +64,51 @@ def test_defaults_work_on_a_sequence_shorter_than_them(name):
     assert attention(*inputs(name)).isfinite().all()
 
 
-@pytest.mark.parametrize("length", [512, 500])
 @every_case
-def test_flops_are_those_of_a_counted_run(name, causal, length):
+def test_flops_are_those_of_a_counted_run(name, causal):
     """At a size where products outweigh what no formula counts, and at a length that no block size divides."""
+    length, whole = 500, 512
     info, known = attention_zoo.info(name), attention_zoo.hyperparameters(name)
-    if info.package:
-        pytest.skip("another package's reference works entry by entry, which is not counted")
     sizes = dict.fromkeys({info.size, "block_size", "bucket_size"} & known.keys(), 64)
+    given = inputs(name, length, batch=1, head_dim=32)
     for impl in info.implementations:
-        attention = make(name, causal=causal, impl=impl, head_dim=32, max_seq_len=length, **sizes)
-        given = inputs(name, length, batch=1, head_dim=32)
+        if info.package and impl == "reference":
+            continue  # it works entry by entry, which is not counted
+        attention = make(name, causal=causal, impl=impl, head_dim=32, max_seq_len=whole, **sizes)
         try:
             with torch.no_grad():
                 counted = sum(count(lambda: attention(*given)).values())  # noqa: B023
         except UnsupportedError:
             assert impl == "fused"
             continue  # a kernel that needs a GPU
+        if causal and name == "lucidrains_performer":
+            counted += HEADS * length * 64 * 32  # outer products entry by entry, of which only the sums are counted
         flops = attention.flops(1, length)
         assert type(flops) is int and attention.flops(3, length) == 3 * flops
         if flops == 0:  # it copies
             assert counted == 0
             continue
-        assert 0.95 < counted / flops < (1.05 if impl == "reference" else MORE_WORK.get(name, 1.2))
+        assert flops <= attention.flops(1, whole) < 1.06 * flops, "of as many blocks, now whole"
+        exactly = impl == "reference" or info.package
+        assert 0.95 < counted / flops < (1.05 if exactly else MORE_WORK.get(name, 1.2))
 
 
 # --- What it computes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @every_case
-def test_dtypes_agree(name, causal, dtype):
+def test_dtypes_agree(name, causal):
     """The same inputs and state in less precision give the same output but for rounding."""
-    if dtype not in attention_zoo.info(name).dtypes:
-        pytest.skip(f"refuses {dtype}")
-    exact, rounded = make(name, causal=causal), make(name, causal=causal, dtype=dtype)
-    rounded.load_state_dict(exact.state_dict())
-    given = [tensor.bfloat16() for tensor in inputs(name)]
-    expected = exact(*(tensor.to(best_dtype(name)) for tensor in given))
-    actual = rounded(*(tensor.to(dtype) for tensor in given))
-    assert actual.dtype == dtype and actual.shape == given[0].shape
-    error = (actual.double() - expected.double()).norm() / expected.double().norm()
+    exact, given = make(name, causal=causal), [tensor.bfloat16() for tensor in inputs(name)]
+    expected = exact(*(tensor.to(best_dtype(name)) for tensor in given)).double()
     # Float32 rounds at 6e-8, bfloat16 at 4e-3 and float16 at 5e-4; fourth powers and ratios lose a digit or so.
     usual = {torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.01}
-    assert error < ROUNDING.get((name, dtype), usual[dtype])
+    for dtype in usual.keys() & set(attention_zoo.info(name).dtypes):
+        rounded = make(name, causal=causal, dtype=dtype)
+        rounded.load_state_dict(exact.state_dict())
+        actual = rounded(*(tensor.to(dtype) for tensor in given))
+        assert actual.dtype == dtype and actual.shape == given[0].shape
+        assert (actual.double() - expected).norm() < ROUNDING.get((name, dtype), usual[dtype]) * expected.norm()
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -126,7 +127,7 @@ def test_rows_of_the_matrix_are_those_of_the_whole(name, causal, padded):
         some, expected = attention.attention_matrix(query, key, mask, value=value, rows=rows), whole[:, :, rows]
         assert some.shape == expected.shape and some.dtype == expected.dtype
         torch.testing.assert_close(some, expected, rtol=0, atol=tolerance(name))
-        if len(rows) and whole.requires_grad:
+        if 0 < len(rows) < LENGTH and whole.requires_grad:
             for pair in zip(*(gradients(x, leaves, retain_graph=True) for x in (some, expected)), strict=True):
                 assert_close(name, *pair)
 
@@ -144,11 +145,10 @@ def test_rows_of_the_matrix_take_no_n_by_n_memory(name, causal):
     assert 0 < largest.bytes < n**2
 
 
-@pytest.mark.parametrize("at_once", [1, 2**24], ids=["chunks", "whole"])
 @every_case
-def test_output_rows_are_those_of_forward_with_their_gradients_by_another_algorithm(name, causal, at_once, monkeypatch):
-    """An oracle that ran what it judges would agree with every mistake."""
-    monkeypatch.setattr(base, "MAX_ENTRIES", at_once)
+def test_output_rows_are_those_of_forward_with_their_gradients_by_another_algorithm(name, causal, monkeypatch):
+    """An oracle that ran what it judges would agree with every mistake. Two rows at once, then the third."""
+    monkeypatch.setattr(base, "MAX_ENTRIES", 2 * HEADS * LENGTH)
     attention, given = make(name, causal=causal), [tensor.requires_grad_() for tensor in inputs(name)]
     leaves = [*given, *attention.parameters()]
     items, positions = torch.tensor([0, 2]), torch.tensor([0, LENGTH // 2, LENGTH - 1])
@@ -225,7 +225,6 @@ def test_only_what_depends_on_comparisons_jumps(name, causal):
     What is continuous moves less and less; where rows or columns swap, the jump stays.
     """
     attention, start, end = make(name, causal=causal), inputs(name), inputs(name, seed=1)
-    precision = 45 if best_dtype(name) == torch.float64 else 18
 
     def output(t):
         return attention(*(a + t * (b - a) for a, b in zip(start, end, strict=True)))
@@ -233,7 +232,7 @@ def test_only_what_depends_on_comparisons_jumps(name, causal):
     with torch.no_grad():
         left, right = 0.0, 1.0
         first, last = output(left), output(right)
-        for _ in range(precision):
+        for _ in range(18):
             middle = (left + right) / 2
             between = output(middle)
             if (between - first).abs().max() > (last - between).abs().max():
@@ -272,7 +271,7 @@ def test_the_future_is_not_seen(name, padded):
     attention, given = make(name, causal=True), inputs(name)
     mask = padding_mask() if padded else None
     expected = attention(*given, mask)
-    for cut in (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, LENGTH - 1):
+    for cut in (BLOCK, LENGTH - 1) if padded else (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK):
         for sign in (8, -8):
             other = [torch.cat([tensor[:, :, :cut], sign * tensor[:, :, cut:]], dim=2) for tensor in given]
             output = attention(*other, mask)

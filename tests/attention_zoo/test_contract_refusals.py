@@ -18,16 +18,16 @@ def test_bad_inputs_are_refused(name):
     for bad in (query[0], query[:, :1], query[..., :-1], query[:, :, :0]):
         with pytest.raises(ValueError, match=r"^(query|seq_len)\b.*: must be"):
             attention(bad, bad, bad)
-    with pytest.raises(ValueError, match=r"^value\.shape="):
-        attention(query, key, value[:, :, 1:])
-    with pytest.raises(ValueError, match=r"^key\.shape="):
-        attention(query, key[:1], value[:1])
-    with pytest.raises(ValueError, match=r"^key\.dtype="):
-        attention(query, key.half(), value)
+    for given, said in (
+        ((query, key, value[:, :, 1:]), r"^value\.shape="),
+        ((query, key[:1], value[:1]), r"^key\.shape="),
+        ((query, key.half(), value), r"^key\.dtype="),
+        (inputs(name, LENGTH + 1), rf"^seq_len={LENGTH + 1}: must be between 1 and max_seq_len={LENGTH}"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            attention(*given)
     with pytest.raises(UnsupportedError, match="int64"):
         attention(query.long(), key.long(), value.long())
-    with pytest.raises(ValueError, match=rf"^seq_len={LENGTH + 1}: must be between 1 and max_seq_len={LENGTH}"):
-        attention(*inputs(name, LENGTH + 1))
 
 
 def test_rows_and_items_that_are_not_there_are_refused():

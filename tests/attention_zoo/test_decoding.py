@@ -23,34 +23,27 @@ def sketch(name, **given):
 
 
 VARIANTS = [
-    pytest.param("softmax", {}, id="softmax"),
-    pytest.param("softmax", {"scale": 0.7}, id="softmax-scale"),
+    pytest.param("softmax", {"scale": 0.7}, id="softmax"),
     pytest.param("flash", {}, id="flash"),
-    pytest.param("polynomial", {}, id="polynomial"),
-    pytest.param("polynomial", {"degree": 2, "scale": 0.3, "bias": 5.0}, id="polynomial-scale-bias"),
+    pytest.param("polynomial", {"scale": 0.3, "bias": 5.0}, id="polynomial"),
     pytest.param("polynomial", {"degree": 8, "qk_layernorm": False, "bias": 0.0}, id="polynomial-no-norm"),
     pytest.param("flex_polynomial", {}, id="flex_polynomial"),
     pytest.param("polynomial_square", {"alpha": 0.5, "scale": 0.3}, id="polynomial_square"),
     pytest.param("v_mean", {}, id="v_mean"),
-    pytest.param("linear", {}, id="linear"),
-    pytest.param("linear", {"eps": 0.5}, id="linear-eps"),
-    pytest.param("performer", {"num_features": 16}, id="performer"),
-    pytest.param("performer", {"num_features": 16, "eps": 0.1, "block_size": 4}, id="performer-eps"),
+    pytest.param("linear", {"eps": 0.5}, id="linear"),
+    pytest.param("performer", {"num_features": 16, "eps": 0.1, "block_size": 4}, id="performer"),
     pytest.param("performer", {"num_features": 5, "causal_algorithm": "cumulative_sum"}, id="performer-cumulative"),
     sketch("gaussian"),
     sketch("gaussian-p2", degree=2, scale=0.3, bias=5.0),
-    sketch("gaussian-p8", degree=8, block_size=4),
-    sketch("per-head", per_head=True, block_size=4),
+    sketch("gaussian-p8", degree=8, block_size=4, per_head=True),
     sketch("srht", sketch="srht", scale=0.5, bias=0.0),
     sketch("learned", sketch="learned"),
     sketch("local-b1", local=True, block_size=1),
     sketch("local-b4", local=True, block_size=4, scale=0.3, bias=5.0),
     sketch("local-b64", local=True, block_size=64),
-    sketch("local-no-norm", local=True, block_size=4, qk_layernorm=False),
-    sketch("local-p2", local=True, block_size=4, degree=2),
+    sketch("local-no-norm-p2", local=True, block_size=4, qk_layernorm=False, degree=2),
     sketch("local-srht-p8", local=True, block_size=4, sketch="srht", degree=8),
-    sketch("local-learned", local=True, block_size=4, sketch="learned", per_head=True),
-    sketch("local-learned-p8", local=True, block_size=5, sketch="learned", degree=8),
+    sketch("local-learned-p8", local=True, block_size=5, sketch="learned", degree=8, per_head=True),
 ]
 SUMS = [variant for variant in VARIANTS if variant.values[0] in ("v_mean", "linear", "performer", "polysketch")]
 # One for each kind of state, where the rest of the mechanism does not matter.
@@ -121,7 +114,7 @@ def read_on(attention, inputs, lengths, padding=None):
 
 
 @every_variant
-@pytest.mark.parametrize("lengths", [(1,), (4,), (1, 1, 2, 7), (5, 5), (2, 13, 2)])
+@pytest.mark.parametrize("lengths", [(4, 1, 5), (1, 1, 2, 7), (2, 13, 2)])
 def test_a_prompt_may_come_in_parts(name, given, lengths):
     """Blocks of 4 and 5 begin, end and lie within these; steps and parts may alternate."""
     attention, inputs = make(name, given), tokens()
@@ -194,12 +187,13 @@ def test_parts_take_few_operations_whatever_their_length(name, given):
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.1])
-@pytest.mark.parametrize("order", [1, -1], ids=["rising", "falling"])
-def test_performer_keeps_its_scale_when_keys_differ_by_hundreds_of_orders(eps, order):
+@pytest.mark.parametrize("rising", [True, False])
+def test_performer_keeps_its_scale_when_keys_differ_by_hundreds_of_orders(eps, rising):
     """Norms from 1 to 1000: exp(-|k|^2 / 2) alone would be 0 or, relative to another key's, infinite."""
     attention = make("performer", {"num_features": 16, "eps": eps}, dtype=torch.float32)
     query, key, value = tokens(dtype=torch.float32)
-    norms = torch.logspace(0, 3, LENGTH)[::order, None] if order == 1 else torch.logspace(3, 0, LENGTH)[:, None]
+    norms = torch.logspace(0, 3, LENGTH)[:, None]
+    norms = norms if rising else norms.flip(0)
     inputs = query, key * norms, value
     out = decode(attention, inputs, attention.init_state(3))
     assert out.isfinite().all()
@@ -216,12 +210,12 @@ def test_performer_keeps_its_scale_when_keys_differ_by_hundreds_of_orders(eps, o
 
 
 @every_sum
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_the_size_of_sums_is_known_and_never_grows(name, given, dtype):
     attention, inputs = make(name, given, dtype=dtype), tokens(dtype=dtype)
     state = attention.init_state(3, dtype=dtype)
     empty = state.num_bytes
-    decode(attention, inputs, state)
+    decode(attention, cut(inputs, 7), state)
     _, prefilled = attention.prefill(*inputs)
     assert state.num_bytes == prefilled.num_bytes == empty
     wide = 8 if dtype == torch.float64 else 4
@@ -248,12 +242,11 @@ def test_a_cache_holds_keys_and_values_in_their_dtype_and_doubles_up_to_the_long
 
 @pytest.mark.parametrize(
     "name, given",
-    [v for v in SUMS if v.id in ("v_mean", "linear", "performer", "gaussian", "gaussian-p2", "local-b64")],
+    [v for v in SUMS if v.id in ("linear", "performer", "gaussian", "local-b64")],
 )
-def test_no_drift_in_bfloat16_over_2000_steps(name, given):
-    """Inputs and outputs have 8 bits; a sum of 2000 terms that had no more would stop growing at 256."""
-    length = 2000
-    rounded, inputs = make(name, given, dtype=torch.bfloat16), tokens(length, batch=1, dtype=torch.bfloat16)
+def test_no_drift_in_bfloat16_over_many_steps(name, given):
+    """Inputs and outputs have 8 bits; a sum of 700 terms that had no more would stop growing at 256."""
+    rounded, inputs = make(name, given, dtype=torch.bfloat16), tokens(700, batch=1, dtype=torch.bfloat16)
     exact = copy.deepcopy(rounded).double()
     out = decode(rounded, inputs, rounded.init_state(1, dtype=torch.bfloat16))
     expected = exact(*(x.double() for x in inputs))

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 import torch
-from small import HEADS, assert_close, assert_near_exact, maker, outcomes, padding_mask, sized
+from small import HEADS, assert_close, assert_near_exact, maker, masks, outcomes, sized, steps_after
 from torch.profiler import ProfilerActivity, profile
 
 from attention_zoo import UnsupportedError, flash
@@ -18,11 +18,6 @@ def qkv(*given, **named):
 
 make = maker("flash", head_dim=H)
 draw = sized(N, h=H, batch=3)
-
-
-def masks(keys):
-    """None; scattered, left and complete padding."""
-    return {"full": None, "padded": padding_mask(keys, front=True)}
 
 
 @pytest.mark.parametrize("scale", [None, 0.7])
@@ -84,23 +79,16 @@ def sdpa_calls(monkeypatch):
 @pytest.mark.parametrize("mask", ["full", "padded"])
 @pytest.mark.parametrize("impl", ["auto", "fused", "reference"])
 def test_every_step_is_one_call_of_the_kernel(impl, mask, sdpa_calls):
-    attention, given, prompt = make(causal=True, impl=impl), qkv(), 30
-    mask = masks(prompt)[mask]
-    padding = None if mask is None else torch.cat([mask, torch.zeros(3, N - prompt, dtype=torch.bool)], 1)
-    expected = make("softmax", causal=True)(*given, padding)
-    _, state = attention.prefill(*(x[:, :, :prompt] for x in given), mask)
-    sdpa_calls.clear()
-    for position in range(prompt, N):
-        attention.executed = None
-        out, state = attention.step(*(x[:, :, position, None] for x in given), state)
-        torch.testing.assert_close(out, expected[:, :, position, None], rtol=0, atol=1e-12)
-        assert attention.executed == (("reference", None) if impl == "reference" else ("fused", "flash"))
+    attention, mask = make(causal=True, impl=impl), masks(30)[mask]
+    for position, out, expected in steps_after(30, attention, qkv(), mask):
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
         if impl == "reference":
-            assert not sdpa_calls
+            assert attention.executed == ("reference", None) and not sdpa_calls
         else:
+            assert attention.executed == ("fused", "flash")
             # Without padding there is no mask: a GPU's flash kernel takes none.
-            assert sdpa_calls == [((3, HEADS, 1, H), None if mask is None else (3, 1, 1, position + 1))]
-        sdpa_calls.clear()
+            assert sdpa_calls[-1] == ((3, HEADS, 1, H), None if mask is None else (3, 1, 1, position + 1))
+            assert len(sdpa_calls) == position - 28, "with that of the prompt"
 
 
 @pytest.fixture

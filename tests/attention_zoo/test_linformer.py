@@ -2,32 +2,20 @@ import math
 
 import pytest
 import torch
-from linformer import LinformerSelfAttention
 from small import H, assert_moments, maker, sized
 
 N = 12
 qkv, make = sized(N), maker("linformer", max_seq_len=N)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("n", [7, N])
 @pytest.mark.parametrize("share", [False, True])
-def test_equals_the_linformer_package(share, n):
-    """Its `share_kv` makes values of the keys as well; padding it does not know."""
-    d, heads, k = 2 * H, 2, 5
-    generator = torch.Generator().manual_seed(2)
-    module = LinformerSelfAttention(d, seq_len=N, k=k, heads=heads, share_kv=share).double().eval()
-    for parameter in module.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    attention = make(projection_dim=k, share_key_value=share)
-    attention.E.copy_(module.proj_k.T)
-    if not share:
-        attention.F.copy_(module.proj_v.T)
-    x = torch.randn(2, n, d, generator=generator, dtype=torch.float64)
-    to_qkv = module.to_q, module.to_k, module.to_k if share else module.to_v
-    query, key, value = (layer(x).unflatten(-1, (heads, H)).transpose(1, 2) for layer in to_qkv)
-    out = module.to_out(attention(query, key, value).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(out, module(x), rtol=0, atol=1e-11)
+def test_equals_the_formula(share, n):
+    """It equals the linformer package in test_lucidrains.py."""
+    attention, (query, key, value) = make(projection_dim=5, share_key_value=share), qkv(n)
+    of_keys, of_values = (x[:, :n] for x in (attention.E, attention.E if share else attention.F))
+    expected = (query @ (of_keys @ key).mT / math.sqrt(H)).softmax(-1) @ (of_values @ value)
+    torch.testing.assert_close(attention(query, key, value), expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("unreduced", [False, True])

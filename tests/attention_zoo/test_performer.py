@@ -1,9 +1,7 @@
 import math
-from functools import partial
 
 import pytest
 import torch
-from performer_pytorch import performer_pytorch
 from small import HEADS, H, assert_close, assert_moments, maker, padding_at, sized
 
 from attention_zoo.ops.draws import orthogonal_features
@@ -221,18 +219,3 @@ def test_redraws_in_inference_mode_do_not_spoil_training():
         projections_of(attention, 2)
     attention.redraw_interval = None
     assert torch.autograd.grad(attention(*given).square().sum(), given)[0].isfinite().all()
-
-
-@pytest.mark.parametrize("orthogonal", [True, False])
-@pytest.mark.parametrize("causal", [False, True])
-def test_equals_performer_pytorch_without_its_eps(causal, orthogonal):
-    """Its stabiliser of keys is one maximum over all of them, future ones included; without eps it cancels."""
-    attention, (query, key, value) = make(causal=causal, orthogonal=orthogonal, eps=0, block_size=4), qkv()
-    left, right = (
-        performer_pytorch.softmax_kernel(x, projection_matrix=attention.projection, is_query=x is query, eps=0)
-        for x in (query, key)
-    )
-    theirs = performer_pytorch.linear_attention
-    if causal:
-        theirs = partial(performer_pytorch.causal_linear_attention_noncuda, eps=0)
-    assert_close(attention(query, key, value), theirs(left, right, value), 1e-11)

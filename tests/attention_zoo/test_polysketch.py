@@ -146,14 +146,6 @@ def test_causal_equals_the_definition_weight_by_weight(sketch, degree, block_siz
 
 
 @every_sketch
-def test_without_local_the_block_size_changes_nothing(sketch):
-    attention, given = make(sketch=sketch, causal=True, block_size=1), qkv()
-    expected = attention(*given)
-    for block_size in (None, 2, 3, 5, 8, N, N + 1):
-        assert_close(make(sketch=sketch, causal=True, block_size=block_size)(*given), expected)
-
-
-@every_sketch
 @pytest.mark.parametrize("degree", [2, 4, 8])
 @pytest.mark.parametrize("block_size", [N, N + 5, None])
 def test_one_local_block_is_exact_polynomial_attention(sketch, degree, block_size):

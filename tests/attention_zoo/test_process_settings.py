@@ -2,27 +2,23 @@
 
 import contextlib
 
-import pytest
 import torch
 from contract import assert_close, every_case, inputs, make, padding_mask
 
 
 @contextlib.contextmanager
-def restored(change, before, during):
-    change(during)
-    try:
+def other_settings():
+    """All at once. Whatever is made without a device is seen: it has no numbers."""
+    settings = (
+        (torch.set_default_dtype, torch.get_default_dtype(), torch.float64),
+        (torch.use_deterministic_algorithms, False, True),
+        (torch.set_num_threads, torch.get_num_threads(), 3),
+    )
+    with contextlib.ExitStack() as after, torch.device("meta"):
+        for change, before, during in settings:
+            after.callback(change, before)
+            change(during)
         yield
-    finally:
-        change(before)
-
-
-SETTINGS = {
-    "default dtype": lambda: restored(torch.set_default_dtype, torch.float32, torch.float64),
-    # Whatever is made without a device is seen: it has no numbers.
-    "default device": lambda: torch.device("meta"),
-    "deterministic": lambda: restored(torch.use_deterministic_algorithms, False, True),
-    "threads": lambda: restored(torch.set_num_threads, torch.get_num_threads(), 3),
-}
 
 
 def made_and_run(name, causal, mask, given):
@@ -38,29 +34,26 @@ def made_and_run(name, causal, mask, given):
             prompt, state = attention.eval().prefill(*(x[:, :, :-1] for x in given))
             results += [prompt, attention.step(*(x[:, :, -1:] for x in given), state)[0]]
     attention.resample(3)
-    results += [attention(*given).detach(), *attention.state_dict().values()]
-    return results
+    return [*results, attention(*given).detach(), *attention.state_dict().values()]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
 @every_case
-def test_a_setting_of_the_process_changes_nothing(name, causal, setting):
+def test_settings_of_the_process_change_nothing(name, causal):
     given, mask = inputs(name), padding_mask()
     expected = made_and_run(name, causal, mask, given)
-    with SETTINGS[setting]():
+    with other_settings():
         actual = made_and_run(name, causal, mask, given)
     for one, other in zip(actual, expected, strict=True):
         assert (one.dtype, one.device) == (other.dtype, other.device)
         assert_close(name, one.double(), other.double())
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @every_case
-def test_a_mode_without_gradients_changes_nothing(name, causal, mode):
+def test_inference_mode_changes_nothing(name, causal):
     """Nor does what was made or cached inside of it hinder gradients outside."""
     given = inputs(name)
     expected = make(name, causal=causal)(*given).detach()
-    with mode():
+    with torch.inference_mode():
         attention = make(name, causal=causal)
         attention.resample(attention.seed)
         assert_close(name, attention(*given), expected)

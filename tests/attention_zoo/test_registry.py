@@ -24,19 +24,6 @@ def described(name):
     return AttentionInfo(name=name, paper="none", complexity="O(n)")
 
 
-def python(code, **environment):
-    """The answer, as JSON, of a fresh interpreter."""
-    result = subprocess.run(
-        [sys.executable, "-c", f"import json\n{code}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
-
-
 def test_create_passes_on_what_it_is_given():
     attention = attention_zoo.create(
         "polysketch", head_dim=8, num_heads=3, causal=True, max_seq_len=16, seed=7, dtype=torch.float64, sketch_size=4
@@ -146,21 +133,23 @@ class Outside(Attention):
 """
 
 
-def test_a_plugin_outside_the_package_is_registered_on_import(tmp_path):
+def test_plugins_outside_the_package_are_registered_on_import_and_nothing_of_the_suite_is_imported(tmp_path):
     (tmp_path / "outside_plugin.py").write_text(PLUGIN)
     (tmp_path / "second_plugin.py").write_text(PLUGIN.replace("outside", "second").replace("Outside", "Second"))
     code = """
-import attention_zoo, torch
+import attention_zoo, json, sys, torch
 value = torch.ones(1, 1, 2, 3)
 out = attention_zoo.create("outside", head_dim=3, num_heads=1)(value, value, value)
-print(json.dumps([attention_zoo.list_attentions(), out.sum().item()]))
+print(json.dumps([attention_zoo.list_attentions(), out.sum().item(), list(sys.modules)]))
 """
-    path = f"{tmp_path}{os.pathsep}{ROOT}"
-    names, total = python(code, PYTHONPATH=path, ATTENTION_ZOO_PLUGINS="outside_plugin,second_plugin")
+    environment = {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+        "ATTENTION_ZOO_PLUGINS": "outside_plugin,second_plugin",
+    }
+    command = [sys.executable, "-c", code]
+    names, total, loaded = json.loads(
+        subprocess.run(command, env=os.environ | environment, stdout=subprocess.PIPE, check=True).stdout
+    )
     assert set(names) == {"outside", "second", *attention_zoo.list_attentions()} and total == 12
-
-
-def test_the_zoo_imports_nothing_of_the_suite():
-    loaded = python("import attention_zoo, sys\nprint(json.dumps(list(sys.modules)))")
     heavy = {"hydra", "omegaconf", "mlflow", "pandas", "matplotlib", "transformers", "bench", "analysis"}
     assert not heavy & {name.partition(".")[0] for name in loaded}

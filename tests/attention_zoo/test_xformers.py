@@ -10,7 +10,7 @@ import types
 import pytest
 import torch
 from closeness import assert_near
-from small import HEADS, assert_close, assert_near_exact, gradients, maker, padding_mask, sized
+from small import HEADS, assert_close, assert_near_exact, gradients, maker, masks, sized, steps_after
 
 from attention_zoo import UnsupportedError
 
@@ -54,11 +54,6 @@ def qkv(*given, **named):
     return [x.requires_grad_() for x in draw(*given, **named)]
 
 
-def masks(keys):
-    """None; scattered, left and complete padding."""
-    return {"full": None, "padded": padding_mask(keys, front=True)}
-
-
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("mask", ["full", "padded"])
 @pytest.mark.parametrize("causal, keys", [(False, N), (True, N), (False, 20), (False, 24)])
@@ -95,17 +90,10 @@ def test_the_bias_is_as_small_as_can_be(stand_in, monkeypatch):
 @pytest.mark.parametrize("mask", ["full", "padded"])
 def test_steps_are_calls_of_the_package(mask, stand_in, monkeypatch):
     """A row of the bias is as long as the keys so far, and aligned; softmax of all of them."""
-    attention, given, prompt = make(causal=True), [x.detach() for x in qkv()], 30
+    attention = make(causal=True)
     monkeypatch.setattr(attention, "_check_inputs", lambda *_: None)
-    mask = masks(prompt)[mask]
-    padding = None if mask is None else torch.cat([mask, torch.zeros(3, N - prompt, dtype=torch.bool)], 1)
-    expected = make("softmax", causal=True)(*given, padding)
-    _, state = attention.prefill(*(x[:, :, :prompt] for x in given), mask)
-    assert attention.executed == ("fused", "memory_efficient_attention")
-    for position in range(prompt, N):
-        attention.executed = None
-        out, state = attention.step(*(x[:, :, position, None] for x in given), state)
-        torch.testing.assert_close(out, expected[:, :, position, None], rtol=0, atol=1e-5)
+    for _, out, expected in steps_after(30, attention, [x.detach() for x in qkv()], masks(30)[mask]):
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
         assert attention.executed == ("fused", "memory_efficient_attention")
 
 
