@@ -1,4 +1,4 @@
-"""The committed figures and tables are those that the committed records make, and name the machine they come from."""
+"""README, figures and tables are made from the committed records, which name the machine that they come from."""
 
 import functools
 import re
@@ -9,6 +9,7 @@ import pytest
 
 from analysis import __main__ as cli
 from bench.records.store import Store
+from tools.pages import readme
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/records"))
@@ -18,8 +19,11 @@ DRAWN = sorted(path.parent for path in RESULTS.glob("*/figures"))
 
 @pytest.fixture(scope="module", autouse=True)
 def read_once():
+    """All speak of the same records, which are read once."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(cli, "load", functools.cache(cli.load))
+        read = functools.cache(readme.load)
+        monkeypatch.setattr(readme, "load", read)
+        monkeypatch.setattr(cli, "load", lambda folder, cell_ids: read(folder))
         yield
 
 
@@ -47,6 +51,15 @@ def test_tables_are_made_from_the_records(folder, tmp_path):
     made = {path.name: rounded(path.read_text()) for path in tmp_path.glob("*.md")}
     committed = {path.name: rounded(path.read_text()) for path in (folder / "tables").glob("*.md")}
     assert made and made == committed, f"write them again with `make tables RESULTS={folder}`"
+
+
+def test_what_the_readme_says_is_made_from_the_records_whatever_stands_there():
+    text = readme.PAGE.read_text()
+    begin, end = text.index("<!-- answer -->"), text.index("<!-- /answer -->")
+    made = readme.page(text[:begin] + "<!-- answer -->\nold\n" + text[end:])
+    assert made == text, "write it again with `python -m tools.pages.readme`"
+    _, below = text.split("\n## Try it\n")
+    assert len(below.splitlines()) <= 150, "it is short below its first screen"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

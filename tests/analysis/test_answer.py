@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 import pytest
-from synthetic_records import ATTENTIONS, compare, config, memory, record, spectral, under
+from synthetic_records import ATTENTIONS, config, memory, record, spectral, under
 
 from analysis import answer, webpage
 from analysis.__main__ import main
@@ -30,23 +30,24 @@ def costs(n, crossing=1000, **others):
     return {"flash": 1.0 * n * n, "skeinformer": 1.0 * n * crossing} | others
 
 
-def only(frame, name, causal=False):
-    (one,) = (one for one in answer.answers(frame) if (one.attention, one.causal) == (name, causal))
+def only(frame, name="skeinformer"):
+    (one,) = (one for one in answer.answers(frame) if one.attention == name)
     return one
+
+
+def errors(rng, weights):
+    return [spectral(name, 1024, size, rng, weights) for name, size in (("skeinformer", 256), ("v_mean", None))]
 
 
 @pytest.fixture
 def frame(rng):
     records = [timed(rng, costs(n), n) for n in LENGTHS]
     records += [timed(rng, costs(n, 500), n, measured_pass="forward_backward") for n in LENGTHS[:3]]
-    records += [
-        spectral(name, 1024, size, rng, "pretrained") for name, size in (("skeinformer", 256), ("v_mean", None))
-    ]
-    return tidy(records)
+    return tidy([*records, *errors(rng, "pretrained")])
 
 
 def test_the_length_is_the_far_end_of_the_crossing_and_speeds_are_of_the_longest(frame):
-    one = only(frame, "skeinformer")
+    one = only(frame)
     assert 1000 < one.from_n < 1050 and not one.is_first and one.n == 4096
     value, low, high = one.forward
     assert low < 4.096 < high and low <= value <= high and high / low < 1.1
@@ -56,79 +57,64 @@ def test_the_length_is_the_far_end_of_the_crossing_and_speeds_are_of_the_longest
 
 
 def test_what_is_ahead_or_behind_at_all_lengths_is_said_so(rng):
-    ahead, behind = (tidy([timed(rng, costs(n, at), n) for n in LENGTHS]) for at in (100, 100_000))
-    said = [answer.lines([only(each, "skeinformer")])["from n"].item() for each in (ahead, behind)]
-    assert said == ["512 (the shortest measured)", "none up to 4,096"]
-    assert answer.sentences(answer.answers(behind)) == [
-        "Without a mask: use exact softmax up to n = 4,096; all others are slower."
-    ]
+    for at, said in ((100, "512 (the shortest measured)"), (100_000, "none up to 1,024")):
+        found = answer.answers(tidy([timed(rng, costs(n, at), n) for n in LENGTHS[:2]]))
+        assert answer.lines(found)["from n"].tolist() == [said]
+    assert answer.sentences(found) == ["Without a mask: use exact softmax up to n = 1,024; all others are slower."]
 
 
 def test_a_tie_is_undecided_and_no_reason_for_softmax(rng):
     noisy = timed(rng, {"flash": 1e6, "skeinformer": 1e6}, 1024)
-    low, high = only(tidy([noisy]), "skeinformer").forward[1:]
-    assert low < 1 < high
-    (said,) = answer.sentences(answer.answers(tidy([noisy])))
+    (one,) = answer.answers(tidy([noisy]))
+    assert one.forward[1] < 1 < one.forward[2]
+    (said,) = answer.sentences([one])
     assert "nothing that was measured is clearly faster, undecided is `skeinformer` 1.0x" in said
 
 
 def test_the_baseline_is_the_fastest_exact_softmax_and_no_row_of_its_own(rng):
     frame = tidy([timed(rng, costs(n, softmax=0.5 * n * n), n) for n in LENGTHS])
-    assert {one.attention for one in answer.answers(frame)} == {"skeinformer"}
-    assert only(frame, "skeinformer").forward[0] == pytest.approx(2.048, rel=0.03)
-    assert 2000 < only(frame, "skeinformer").from_n < 2100
+    (one,) = answer.answers(frame)
+    assert one.attention == "skeinformer" and one.forward[0] == pytest.approx(2.048, rel=0.03)
+    assert 2000 < one.from_n < 2100
 
 
 def test_memory_is_over_the_softmax_that_needs_least_under_the_same_mask_and_shape(rng):
     shape = {"batch_size": 1, "causal": False}
     held = [memory(name, 2048, **shape) for name in ("flash", "softmax", "skeinformer")]
-    held += [memory("flash", 2048, batch_size=1, causal=True), memory("flash", 1024, batch_size=4, causal=False)]
-    records = [timed(rng, costs(n), n) for n in LENGTHS] + held
-    peaks = {one.config["label"]: one.measurements["passes"]["forward"]["peak_bytes"] for one in held[:3]}
-    assert only(tidy(records), "skeinformer").memory == pytest.approx(
-        peaks["skeinformer"] / min(peaks["flash"], peaks["softmax"])
-    )
-    assert only(tidy(records), "skeinformer").memory_n == 2048
-    (said,) = answer.sentences(answer.answers(tidy(records)))
+    others = [memory("flash", 2048, batch_size=1, causal=True), memory("flash", 1024, batch_size=4, causal=False)]
+    speeds = [timed(rng, costs(n), n) for n in (2048, 4096)]
+    peaks = {one.config["label"]: one.measurements["passes"]["forward"]["peak_bytes"] for one in held}
+    frame = tidy([*speeds, *held, *others])
+    (one,) = found = answer.answers(frame)
     times = peaks["skeinformer"] / min(peaks["flash"], peaks["softmax"])
-    assert (
-        times > 1
-        and f"No mechanism clearly saves memory: {LEAST} {times:.1f}x in a forward pass (`skeinformer`, n = 2,048)"
-        in said
-    )
-    assert " at 2,048" in answer.lines(answer.answers(tidy(records)))["memory"].iloc[0], "the speeds are of 4,096"
-    small = tidy(records)
-    small.loc[(small["attention"] == "skeinformer") & (small["metric"] == "peak_memory"), "value"] = peaks["flash"] / 4
-    assert f" Memory: {LEAST} 0.2x in a forward pass" in answer.sentences(answer.answers(small))[0]
-    assert math.isnan(only(tidy([*records[: len(LENGTHS)], *held[3:]]), "skeinformer").memory)
+    assert one.memory == pytest.approx(times) and times > 1 and one.memory_n == 2048
+    said = f"No mechanism clearly saves memory: {LEAST} {times:.1f}x in a forward pass (`skeinformer`, n = 2,048)"
+    assert said in answer.sentences(found)[0]
+    assert " at 2,048" in answer.lines(found)["memory"].iloc[0], "the speeds are of 4,096"
+    frame.loc[(frame["attention"] == "skeinformer") & (frame["metric"] == "peak_memory"), "value"] = peaks["flash"] / 4
+    assert f" Memory: {LEAST} 0.2x in a forward pass" in answer.sentences(answer.answers(frame))[0]
+    assert math.isnan(only(tidy([*speeds, held[2], *others])).memory)
 
 
-def test_an_approximation_is_advised_where_it_is_clearly_nearer_than_averaging(frame, rng):
-    one = only(frame, "skeinformer")
-    own, mean = (
-        frame[(frame["attention"] == name) & (frame["metric"] == "relative")].iloc[0]
-        for name in ("skeinformer", "v_mean")
-    )
+def test_an_approximation_is_advised_where_it_is_clearly_nearer_than_averaging(frame):
+    is_error = frame["metric"] == "relative"
+    is_own = is_error & (frame["attention"] == "skeinformer")
+    own, mean = frame[is_own].iloc[0], frame[is_error & (frame["attention"] == "v_mean")].iloc[0]
+    one = only(frame)
     assert one.error == (own["value"], own["low"], own["high"]) and one.averaging[0] == mean["value"]
-    is_own = (frame["attention"] == "skeinformer") & (frame["metric"] == "relative")
     for error, is_near in (((0.01, 0.009, 0.011), True), ((9.0, 8.0, 10.0), False)):
         frame.loc[is_own, ["value", "low", "high"]] = error
         (said,) = answer.sentences(answer.answers(frame))
         from_there = f"from there to n = {one.n:,}, the longest measured, `skeinformer` is faster"
         assert f"softmax below n = 1,100; {from_there}, and the fastest to train: 4" in said
-        nearest = (
-            "`skeinformer` is the nearest that is faster, from n = 1,100 on: error 0.01 (0.01 to 0.01) at n = 1,024"
-        )
-        assert (nearest in said) == is_near
+        nearest = "is the nearest that is faster, from n = 1,100 on: error 0.01 (0.01 to 0.01) at n = 1,024"
+        assert (f"`skeinformer` {nearest}" in said) == is_near
         assert ("`skeinformer` (no other was measured) is not clearly better than averaging" in said) != is_near
 
 
 def test_a_near_approximation_that_is_not_faster_is_no_advice_but_is_not_denied(rng):
-    records = [timed(rng, costs(n, 100_000, linformer=0.1 * n * n), n) for n in LENGTHS]
-    records += [
-        spectral(name, 1024, size, rng, "pretrained") for name, size in (("skeinformer", 256), ("v_mean", None))
-    ]
-    frame = tidy(records)
+    records = [timed(rng, costs(n, 100_000, linformer=0.1 * n * n), n) for n in LENGTHS[:2]]
+    frame = tidy([*records, *errors(rng, "pretrained")])
     is_own = (frame["attention"] == "skeinformer") & (frame["metric"] == "relative")
     frame.loc[is_own, ["value", "low", "high"]] = (0.01, 0.009, 0.011)
     (said,) = answer.sentences(answer.answers(frame))
@@ -152,35 +138,33 @@ def test_softmax_is_no_answer_where_dtypes_were_compared_in_one_cell(rng):
 
 
 def test_initialised_weights_and_gaussian_inputs_are_no_trained_model(rng):
-    records = [timed(rng, costs(n), n) for n in LENGTHS]
-    for weights in ("initialised", None):
-        records += [spectral(name, 1024, size, rng, weights) for name, size in (("skeinformer", 64), ("v_mean", None))]
-    assert only(tidy(records), "skeinformer").error is None
+    records = [timed(rng, costs(1024), 1024), *errors(rng, "initialised"), *errors(rng, None)]
+    assert only(tidy(records)).error is None
 
 
 def test_masks_are_answered_apart(rng):
-    frame = tidy([timed(rng, costs(n, at), n, causal) for n in LENGTHS for causal, at in ((True, 700), (False, 1500))])
-    assert 700 < only(frame, "skeinformer", True).from_n < 730 and 1500 < only(frame, "skeinformer").from_n < 1560
-    causal, free = answer.sentences(answer.answers(frame))
-    assert causal.startswith("With a causal mask: use exact softmax below n = 7") and free.startswith(
-        "Without a mask: use exact softmax below n = 1,"
-    )
+    crossings = ((True, 700), (False, 1500))
+    found = answer.answers(tidy([timed(rng, costs(n, at), n, causal) for n in LENGTHS[:3] for causal, at in crossings]))
+    from_n = {one.causal: one.from_n for one in found}
+    assert 700 < from_n[True] < 730 and 1500 < from_n[False] < 1560
+    causal, free = answer.sentences(found)
+    assert causal.startswith("With a causal mask: use exact softmax below n = 7")
+    assert free.startswith("Without a mask: use exact softmax below n = 1,")
 
 
 def test_dtypes_are_answered_apart_and_named_where_there_are_several(rng):
     both = (("float32", 1500), ("bfloat16", 700))
-    records = [timed(rng, costs(n, at), n, dtype=dtype) for n in LENGTHS for dtype, at in both]
-    records += [memory(name, 4096, causal=False, dtype="float32") for name in ("flash", "skeinformer")]
+    records = [timed(rng, costs(n, at), n, dtype=dtype) for n in LENGTHS[:3] for dtype, at in both]
+    records += [memory(name, 2048, batch_size=1, causal=False, dtype="float32") for name in ("flash", "skeinformer")]
     full, half = answer.answers(tidy(records))
     assert (full.dtype, half.dtype) == ("float32", "bfloat16") and half.from_n < 730 < 1500 < full.from_n
-    assert full.memory_n == 4096 and math.isnan(half.memory)
-    assert list(answer.table(tidy(records))["dtype"]) == ["float32", "bfloat16"]
+    assert full.memory_n == 2048 and math.isnan(half.memory)
+    assert list(answer.lines([full, half])["dtype"]) == ["float32", "bfloat16"]
     of_full, of_half = answer.sentences([full, half])
-    assert of_full.startswith("Without a mask: ") and of_half.startswith(
-        "Without a mask, in bfloat16: use exact softmax below n = 7"
-    )
+    assert of_full.startswith("Without a mask: ")
+    assert of_half.startswith("Without a mask, in bfloat16: use exact softmax below n = 7")
     alone = tidy([one for one in records if one.config["dtype"] == "bfloat16"])
-    assert answer.answers(alone) == [half] and "dtype" not in answer.table(alone)
+    assert answer.answers(alone) == [half] and "dtype" not in answer.lines([half])
 
 
 def test_of_disturbances_the_worst_is_said_and_what_nothing_was_measured_for_has_no_column(rng):
@@ -200,24 +184,24 @@ def test_without_a_comparison_it_says_what_is_missing(rng):
 
 
 def test_the_command_says_it_and_leaves_a_page_with_every_picture(tmp_path, rng, capsys):
-    for one in [timed(rng, costs(n), n) for n in LENGTHS] + [compare(["flash", "performer"], n, rng) for n in LENGTHS]:
+    for one in [timed(rng, costs(n), n) for n in LENGTHS[:3]]:
         Store(tmp_path).write(one)
-    assert main(["figures", "--results", str(tmp_path)]) == 0
+    arguments = ["--results", str(tmp_path)]
+    for name in ("crossover", "compare"):
+        assert main(["figures", *arguments, "--figure", name, "--formats", "png"]) == 0
     capsys.readouterr()
-    assert main(["answer", "--results", str(tmp_path)]) == 0
+    assert main(["answer", *arguments]) == 0
     said = capsys.readouterr().out
     page = tmp_path / "figures" / "answer.html"
     assert said.splitlines()[-1] == f"the same with every figure: {page}"
-    for picture in (tmp_path / "figures").glob("*.png"):
-        assert f'<img src="{picture.name}"' in page.read_text()
+    assert all(f'<img src="{name}.png"' in page.read_text() for name in ("crossover", "compare"))
     assert "<td>skeinformer</td>" in page.read_text() and "| skeinformer | not causal | 1,100 |" in said
 
 
 def test_a_page_says_names_as_they_are(tmp_path):
-    webpage.write(tmp_path / "a.html", "a < b", ["use <x> & y"], answer.pd.DataFrame({"a": ["<b>"]}), "")
-    assert (
-        "use &lt;x&gt; &amp; y" in (tmp_path / "a.html").read_text() and "<b>" not in (tmp_path / "a.html").read_text()
-    )
+    path = tmp_path / "a.html"
+    webpage.write(path, "a < b", ["use <x> & y"], pd.DataFrame({"a": ["<b>"]}), "")
+    assert "use &lt;x&gt; &amp; y" in path.read_text() and "<b>" not in path.read_text()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_bits_needed_are_those_of_counting_orders():
     assert tables.bits_needed(1, 1.0) == 0 and tables.bits_needed(10, 0.5) == 0
 
 
-@pytest.mark.parametrize("pairs", [3, 4, 5])
+@pytest.mark.parametrize("pairs", [3, 4])
 def test_no_answer_agrees_with_more_orders_than_the_bound_counts(pairs):
     """Of all answers, whatever they are, and all orders of the values, one by one."""
     orders = list(itertools.permutations(range(pairs)))
@@ -48,11 +48,8 @@ def test_the_most_pairs_are_the_inverse_of_the_bits():
 
 def test_the_table_has_the_numbers_of_the_records(rng):
     records = [capacity("performer", h, 12, rng, draws=3, state_bytes=[512.0] * 3) for h in (32, 64)]
-    records += [
-        capacity("softmax", 32, 9e9, rng),
-        capacity("identity", 32, 0, rng),
-        capacity("flash", 32, 1, rng, "oom"),
-    ]
+    records += [capacity("softmax", 32, 9e9, rng), capacity("identity", 32, 0, rng)]
+    records += [capacity("flash", 32, 1, rng, "oom")]
     table = tables.table(tidy(records)).set_index(["attention", "head dim"])
     for record, h in zip(records[:2], (32, 64), strict=True):
         row = table.loc[("performer", h)]
@@ -112,8 +109,8 @@ def test_the_p_is_the_share_of_all_orders_that_correlate_as_much(rng):
     x, y = np.array([0.0, 0, 1, 2, 3, 4, 9]), np.array([1.0, 0, 3, 2, 5, 4, 4])
     found = tables.correlation(x, y)
     assert found.value == pytest.approx(stats.spearmanr(x, y).statistic)
-    all_of_them = np.array([stats.pearsonr(stats.rankdata(x), order)[0]
-                            for order in itertools.permutations(stats.rankdata(y))])  # fmt: skip
+    orders = stats.zscore(list(itertools.permutations(stats.rankdata(y))), axis=1)
+    all_of_them = orders @ stats.zscore(stats.rankdata(x)) / len(x)
     above, below = (all_of_them >= found.value - 1e-9).mean(), (all_of_them <= found.value + 1e-9).mean()
     assert found.p == pytest.approx(2 * min(above, below))
 
@@ -130,22 +127,24 @@ def said(generator, count, rho, tries):
 
 
 @pytest.mark.parametrize("count", [6, 10])
-def test_what_is_independent_is_foretold_in_at_most_65_of_1000(count):
-    assert said(np.random.default_rng(count), count, 0.0, 1000).count(tables.PREDICTS) <= 65
+def test_what_is_independent_is_foretold_in_at_most_30_of_400(count):
+    """At a level of 0.1 instead of 0.05, 19 of 20 generators would count more."""
+    assert said(np.random.default_rng(count), count, 0.0, 400).count(tables.PREDICTS) <= 30
 
 
 def test_a_monotone_relation_is_found_and_none_is_said_where_there_is_little():
     generator = np.random.default_rng(1)
     assert set(said(generator, 6, 1.0, 20)) == {tables.PREDICTS}
-    assert said(generator, 12, 0.9, 200).count(tables.PREDICTS) >= 160
-    assert said(generator, 40, 0.0, 100).count(tables.DOES_NOT) >= 95
+    assert said(generator, 12, 0.9, 100).count(tables.PREDICTS) >= 80
+    assert said(generator, 40, 0.0, 50).count(tables.DOES_NOT) >= 47
     # Surely some, and surely less than half of the variance.
-    assert set(said(generator, 400, 0.3, 20)) == {tables.DOES_NOT}
-    assert set(said(generator, 6, -1.0, 20)) == {tables.DOES_NOT}
+    assert set(said(generator, 400, 0.3, 10)) == {tables.DOES_NOT}
+    assert set(said(generator, 6, -1.0, 10)) == {tables.DOES_NOT}
     assert tables.answer(tables.Correlation(*[np.nan] * 4), np.nan) == "undecided"
 
 
-def test_intervals_of_correlations_cover():
+def test_intervals_of_correlations_cover(monkeypatch):
+    monkeypatch.setattr(tables, "PERMUTATIONS", 1)  # of which the p is computed, no interval
     generator = np.random.default_rng(2)
     for rho in (0.0, 0.5, 0.9):
         true = 6 / np.pi * np.arcsin(rho / 2)
@@ -185,14 +184,16 @@ def test_a_planted_order_is_found(rng, order, expected, word):
     expected_of_own = tables.correlation(own["pairs"].to_numpy(), own["recall"].to_numpy()).value
     assert row["without controls"] == pytest.approx(expected_of_own, nan_ok=True)
     assert row["answer"] == word and row["p"] == pytest.approx(2 / 720), "both ends of all orders of six"
-    text = caption(drawn.figure(frame))
-    assert (
-        f"trained recall, by task, length and keys: {word} 1 (Spearman {expected:.2f} to {expected:.2f} over 6" in text
-    )
+
+
+def test_figures_say_what_was_found(rng):
+    frame = tidy(recalled(rng, LABELS))
+    said = "trained recall, by task, length and keys: predicts 1 (Spearman 1.00 to 1.00 over 6"
+    assert said in caption(drawn.figure(frame))
     figure = against.figure(frame)
     ((title, panel),) = panels(figure).items()
     assert title == "n = 64, gaussian keys" and "over 6 mechanisms" in caption(figure)
-    assert any(text.startswith(f"ρ = {expected:.2f} [") and text.endswith(f": {word}") for text in words(panel))
+    assert any(text.startswith("ρ = 1.00 [") and text.endswith(": predicts") for text in words(panel))
     found = tables.matched(frame).set_index("series")
     at = {container[0].get_color(): container[0].get_data() for container in panel.containers}
     for label in ("softmax", "performer", "v_mean"):

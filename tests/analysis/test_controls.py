@@ -11,7 +11,7 @@ from synthetic_records import train
 from analysis.controls import BLIND, DIAGNOSTIC, notes
 from analysis.frame import tidy
 from analysis.paired import MARGIN
-from analysis.plots import by_distance, controls, extrapolation, learning, perplexity
+from analysis.plots import by_distance, controls, extrapolation, learning
 from analysis.registry import FIGURES, TABLES
 from analysis.selection import MissingRecords
 from analysis.training import trained_cells
@@ -56,6 +56,7 @@ def test_reasons_that_differ_are_named_each_with_its_panels():
 
 def test_controls_are_grey_and_the_last_of_the_legend():
     figure = learning.figure(tidy(runs()))
+    assert "Diagnostic: language modelling, kjv, n = 64" in caption(figure)
     assert list(legend(figure)) == ["performer", "polysketch_random_r32", "softmax", "identity", "local"]
     for name in ("identity", "local"):
         colour = legend(figure)[name].get_color()
@@ -160,7 +161,3 @@ def test_losses_at_longer_contexts_stand_beside_that_of_the_trained_one(rng):
     assert set(line.get_xdata()) == {64}
     with pytest.raises(MissingRecords, match="test_lengths"):
         extrapolation.figure(tidy(runs()))
-
-
-def test_a_figure_says_that_a_task_is_diagnostic():
-    assert "Diagnostic" in caption(perplexity.figure(tidy(runs())))

@@ -77,9 +77,9 @@ def test_the_baseline_is_whichever_exact_softmax_is_the_fastest_in_the_cell(fram
 
 def test_passes_and_directions_are_curves_of_their_own():
     cells = [comparison(n, times(n), measured_pass=name, causal=causal, drift=2.0)
-             for n in N for name in ("forward", "forward_backward") for causal in (False, True)]  # fmt: skip
+             for n in N[:2] for name in ("forward", "forward_backward") for causal in (False, True)]  # fmt: skip
     frame = tidy(cells)
-    assert len(crossover.table(frame)) == 4 * 5 * len(N)
+    assert len(crossover.table(frame)) == 4 * 5 * 2
     shown = panels(crossover.figure(frame))
     titles = [f"{causal}, {name}" for name in ("forward", "forward + backward") for causal in ("not causal", "causal")]
     assert [title for title in shown if title] == titles
@@ -103,14 +103,14 @@ def test_the_figure_shows_the_tables_numbers_a_line_per_mechanism_and_dtype(fram
 
 def test_a_line_that_does_not_cross_says_so():
     others = {("linformer", "float32"): 1e3}
-    cells = [comparison(n, {**times(n), **others, ("skeinformer", "float32"): 1e12}) for n in N]
+    cells = [comparison(n, {**times(n), **others, ("skeinformer", "float32"): 1e12}) for n in N[:2]]
     *_, crossings = crossover.figure(tidy(cells)).axes
     assert {"ahead throughout", "behind throughout"} <= set(words(crossings))
     assert [label.get_text() for label in crossings.get_yticklabels()] == ["linformer", "skeinformer"]
 
 
 def test_a_tie_is_not_ahead():
-    cells = [comparison(n, {**times(n), ("linformer", "float32"): 9.5e5 if n == 512 else 1e3}) for n in N]
+    cells = [comparison(n, {**times(n), ("linformer", "float32"): 9.5e5 if n == 512 else 1e3}) for n in N[:2]]
     noisy = cells[0].measurements["samples"]["linformer dtype=float32"]
     noisy[:] = np.multiply(noisy, [0.8, 1.0, 1.3, 0.9, 1.0, 1.2, 1.0, 0.7, 1.2, 1.0])
     assert rows_of(crossover.table(tidy(cells)), attention="linformer")["best_verdict"].iloc[0] == "tie"
@@ -139,20 +139,20 @@ def test_labels_need_not_name_the_dtype_and_the_newest_measurement_counts():
 
 
 def test_without_flash_in_float32_only_the_best_is_compared_with():
-    cells = [comparison(n, {key: value for key, value in times(n).items() if key[1] == "bfloat16"}) for n in N]
+    cells = [comparison(n, {key: value for key, value in times(n).items() if key[1] == "bfloat16"}) for n in N[:2]]
     table = crossover.table(tidy(cells))
     assert table["over_flash"].isna().all() and table["over_best"].notna().all()
 
 
 def test_a_cell_that_did_not_measure_is_a_gap():
-    cells = [*(comparison(n, times(n)) for n in N[:3]), comparison(4096, times(4096), status="oom")]
+    cells = [*(comparison(n, times(n)) for n in N[:2]), comparison(2048, times(2048), status="oom")]
     speeds, _ = crossover.figure(tidy(cells)).axes
     assert words(speeds) == ["OOM"]
 
 
 @pytest.mark.parametrize("kept", [["flash", "softmax"], ["skeinformer"]])
 def test_nothing_to_compare_is_said(kept):
-    frame = tidy([comparison(n, {key: ns for key, ns in times(n).items() if key[0] in kept}) for n in N])
+    frame = tidy([comparison(n, {key: ns for key, ns in times(n).items() if key[0] in kept}) for n in N[:2]])
     with pytest.raises(MissingRecords, match="an exact softmax and another mechanism"):
         crossover.figure(frame)
 
@@ -168,7 +168,7 @@ def test_comparisons_show_every_dtype_and_never_two_baselines():
     def pairs(n, dtypes, **changes):
         return comparison(n, {key: ns for key, ns in times(n).items() if key[1] in dtypes}, **changes)
 
-    figure = compare.figure(tidy([pairs(n, ("float32", "bfloat16")) for n in N]))
+    figure = compare.figure(tidy([pairs(n, ("float32", "bfloat16")) for n in N[:2]]))
     assert list(panels(figure)) == ["not causal, forward"] and figure.axes[0].get_ylabel() == "speed over flash float32"
     assert list(legend(figure)) == ["flash", "skeinformer", "softmax", "float32", "bfloat16"], "each name once"
     (panel,) = figure.axes

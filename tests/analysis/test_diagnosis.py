@@ -7,7 +7,7 @@ import pytest
 from synthetic_quality import LOSSES, runs
 from synthetic_records import under
 
-from analysis.controls import BLIND, DIAGNOSTIC, compared, control_comparisons, diagnoses, losses, notes
+from analysis.controls import BLIND, DIAGNOSTIC, compared, control_comparisons, diagnoses, losses
 from analysis.frame import tidy
 from analysis.paired import corrected, verdict, verdicts
 from analysis.training import trained_cells
@@ -30,8 +30,6 @@ def test_a_task_on_which_context_helps_is_diagnostic():
     ("changes", "why"),
     [
         ({"local": 1.9}, "softmax against local: "),
-        ({"local": 1.8}, "softmax against local: +0.1"),
-        ({"identity": 1.9}, "softmax against identity: "),
         ({"local": 1.88, "identity": 1.5}, "softmax against identity: +0.39"),
         ({"local": 1.5, "identity": 1.88}, "softmax against local: +0.40"),
     ],
@@ -83,13 +81,6 @@ def test_a_task_without_controls_or_seeds_is_not():
     assert only(runs(without)).sentence == "a control (local, identity) with losses by unit is missing"
     assert "an exact softmax" in only(runs({"local": 2.0, "performer": 1.0})).sentence
     assert only(runs(seeds=4)).sentence == "softmax and identity share 4 seeds, not 5"
-
-
-def test_captions_say_it_before_anything_is_ranked():
-    blind = runs(LOSSES | {"local": 1.8}, text="pydoc")
-    first, second = notes(trained_cells(tidy([*runs(), *blind]))[0])
-    assert first.startswith("Not diagnostic here: language modelling, pydoc, n = 64 (softmax against local: +0.1")
-    assert second.startswith("Diagnostic: language modelling, kjv, n = 64 (softmax against local: -0.0")
 
 
 def test_the_table_ranks_where_the_task_is_diagnostic_only():

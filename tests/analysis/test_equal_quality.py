@@ -1,6 +1,9 @@
 """The shortest length at which a step is faster than softmax's and the loss as good is the planted one."""
 
+import functools
+
 import numpy as np
+import pandas as pd
 import pytest
 from drawn import caption, changed, marked
 from synthetic_quality import runs, timed
@@ -14,25 +17,27 @@ from analysis.plots import equal_quality
 from analysis.selection import MissingRecords
 from analysis.training import panels, trained_cells
 
-LENGTHS = (128, 256, 512)
+LENGTHS = (128, 256)
 LOSSES = {"softmax": 1.9, "local": 2.0, "identity": 2.4, "performer": 1.9}
 # By synthetic_records' model a step of performer takes so much longer than flash's.
 SAME = {n: (0.5 + 3 * n / 1024) / 9 for n in LENGTHS}
 
 
-def records(faster=(), good=LENGTHS, losses=LOSSES, untimed=(), **changes):
+@functools.cache
+def trained(n, performer=1.9, local=2.0, **changes):
+    return tidy(runs(LOSSES | {"performer": performer, "local": local}, seq_len=n, text="sympy", **changes))
+
+
+def frame(faster=(), good=LENGTHS, untimed=(), **changes):
     """Performer's step is twice as fast as the best softmax's at some lengths, else half; its loss is softmax's."""
-    found = []
-    for n in LENGTHS:
-        own = losses if n in good else losses | {"performer": 2.05}
-        found += runs(own, seq_len=n, text="sympy", **changes)
-        factor = SAME[n] * (0.5 if n in faster else 2)
-        found += [timed(("softmax", "flash", "performer"), n, {"performer": factor})] * (n not in untimed)
-    return found
+    parts = [trained(n, 1.9 if n in good else 2.05, **changes) for n in LENGTHS]
+    factors = {n: SAME[n] * (0.5 if n in faster else 2) for n in LENGTHS if n not in untimed}
+    steps = [timed(("softmax", "flash", "performer"), n, {"performer": factor}) for n, factor in factors.items()]
+    return pd.concat([*parts, tidy(steps)], ignore_index=True)
 
 
-def answer(found):
-    rows = table(tidy(found))
+def answer(frame):
+    rows = table(frame)
     (said,) = set(rows.loc[rows["attention"] == "performer", "equal from"])
     return said
 
@@ -41,54 +46,48 @@ def answer(found):
     ("changes", "said"),
     [
         ({"faster": LENGTHS}, "128"),
-        ({"faster": (256, 512)}, "256"),
-        ({"faster": LENGTHS, "good": (512,)}, "512"),
-        ({"faster": (128, 256), "good": (512,)}, "none up to n = 512"),
-        ({}, "none up to n = 512"),
-        ({"faster": (512,), "untimed": (256,)}, "512 (unknown at 256)"),
-        ({"faster": (), "untimed": (512,)}, "unknown at n = 512"),
-        ({"faster": (), "untimed": LENGTHS, "good": ()}, "none up to n = 512"),
+        ({"faster": (256,)}, "256"),
+        ({"faster": LENGTHS, "good": (256,)}, "256"),
+        ({"faster": (128,), "good": (256,)}, "none up to n = 256"),
+        ({"faster": (256,), "untimed": (128,)}, "256 (unknown at 128)"),
+        ({"faster": (), "untimed": (256,)}, "unknown at n = 256"),
+        ({"faster": (), "untimed": LENGTHS, "good": ()}, "none up to n = 256"),
     ],
 )
 def test_the_answer_is_the_planted_length(changes, said):
-    assert answer(records(**changes)) == said
+    assert answer(frame(**changes)) == said
 
 
-@pytest.mark.parametrize(("faster", "said"), [((), "none up to n = 512"), ((512,), "unknown at n = 512")])
+@pytest.mark.parametrize(("faster", "said"), [((), "none up to n = 256"), ((256,), "unknown at n = 256")])
 def test_where_a_mechanism_was_not_trained_its_step_may_be_an_answer(faster, said):
-    frame = tidy(records(faster))
-    is_missing = (frame["bench"] == "train") & (frame["attention"] == "performer") & (frame["seq_len"] == 512)
-    rows = table(frame[~is_missing])
-    assert set(rows.loc[rows["attention"] == "performer", "equal from"]) == {said}
+    found = frame(faster)
+    is_missing = (found["bench"] == "train") & (found["attention"] == "performer") & (found["seq_len"] == 256)
+    assert answer(found[~is_missing]) == said
 
 
 def test_what_nobody_can_tell_is_unknown():
-    assert answer(records(LENGTHS, seeds=4)) == "unknown at n = 128 and 256 and 512"
-    blind = LOSSES | {"local": 1.9}
-    assert answer(records(LENGTHS, losses=blind)) == "unknown at n = 128 and 256 and 512"
+    for changes in ({"seeds": 4}, {"local": 1.9}):
+        assert answer(frame(LENGTHS, **changes)) == "unknown at n = 128 and 256"
     with pytest.raises(MissingRecords, match="losses by unit"):
         table(tidy([timed(("softmax", "performer"), 128), *runs({"performer": 1.9}, seq_len=128)]))
 
 
 def test_an_undecided_loss_is_unknown_where_the_step_is_faster():
-    found = runs(LOSSES, noise=0.03, seq_len=128, text="sympy")
-    found.append(timed(("flash", "performer"), 128, {"performer": SAME[128] / 2}))
-    (row,) = table(tidy(found)).query("attention == 'performer'").to_dict("records")
+    row = performers(timed(("flash", "performer"), 128, {"performer": SAME[128] / 2}), noise=0.03)
     assert (row["step"], row["loss is"], row["equal from"]) == ("faster", "undecided", "unknown at n = 128")
 
 
 def test_the_best_softmax_is_the_one_of_the_same_rounds():
     """Slower than flash, which is the best, though it is faster than softmax."""
-    rows = table(tidy(records()))
+    rows = table(frame())
     own = rows[rows["attention"] == "performer"]
-    assert own["speed"].tolist() == pytest.approx([0.5] * 3, rel=0.05) and set(own["timed"]) == {"interleaved"}
+    assert own["speed"].tolist() == pytest.approx([0.5] * 2, rel=0.05) and set(own["timed"]) == {"interleaved"}
     assert (own["speed low"] < own["speed"]).all() and (own["speed"] < own["speed high"]).all()
 
 
 def test_a_step_of_another_batch_or_text_is_no_step_of_this_model():
     for other in ({"batch_size": 2}, {"settings": {"text": "kjv"}}, {"layers": 12}):
-        found = [*runs(LOSSES, seq_len=128, text="sympy"), timed(("flash", "performer"), 128, **other)]
-        assert answer(found) == "unknown at n = 128"
+        assert performers(timed(("flash", "performer"), 128, **other))["equal from"] == "unknown at n = 128"
 
 
 def test_polynomial_attention_is_no_softmax():
@@ -124,8 +123,8 @@ def apart(label, ms, n=128, spread=0.01, text="sympy", **fields):
     return changed(one, measurements={"parts": parts}, **fields)
 
 
-def performers(*steps):
-    rows = table(tidy([*runs(LOSSES, seq_len=128, text="sympy"), *steps]))
+def performers(*steps, **changes):
+    rows = table(pd.concat([trained(128, **changes), tidy(steps)], ignore_index=True))
     (row,) = rows[rows["attention"] == "performer"].to_dict("records")
     return row
 
@@ -169,19 +168,18 @@ def test_apart_the_newest_cell_of_the_same_text_counts():
 
 
 def test_captions_say_whether_steps_were_minutes_apart():
-    trained = runs(LOSSES, seq_len=128, text="sympy")
     for steps, is_said in (
         ([apart("flash", 4), apart("performer", 2)], True),
         ([timed(("flash", "performer"), 128)], False),
     ):
-        text = caption(equal_quality.figure(tidy([*trained, *steps])))
+        text = caption(equal_quality.figure(pd.concat([trained(128), tidy(steps)], ignore_index=True)))
         assert ("or of cells minutes apart" in text) == is_said
 
 
 def test_captions_say_where_steps_were_timed_if_not_where_models_were_trained():
-    frame = tidy(records())
-    assert "Steps were timed on" not in caption(equal_quality.figure(frame))
-    elsewhere = frame.assign(threads=frame["threads"].where(frame["bench"] == "train", 7))
+    here = frame()
+    assert "Steps were timed on" not in caption(equal_quality.figure(here))
+    elsewhere = here.assign(threads=here["threads"].where(here["bench"] == "train", 7))
     assert "Steps were timed on" in (said := caption(equal_quality.figure(elsewhere))) and "7 threads" in said
 
 
@@ -193,21 +191,19 @@ def test_a_disturbed_step_disturbs_its_row_and_so_does_softmax():
 
 
 def test_the_figure_fills_the_marks_of_the_planted_lengths_and_names_the_shortest():
-    frame = tidy(records((256, 512)))
-    figure = equal_quality.figure(frame)
-    answers = [line for line in marked(figure.axes[2], "answer") if line.get_label() == "performer"]
-    filled = [line.get_xdata()[0] for line in answers if line.get_markerfacecolor() != "white"]
-    assert filled == [256, 512]
-    names = [text.get_text() for text in figure.axes[2].get_yticklabels()]
-    assert "performer\n256" in names and "identity\nnone up to n = 512" in names
+    (axes,) = equal_quality.figure(frame((256,))).axes[2:]
+    answers = [line for line in marked(axes, "answer") if line.get_label() == "performer"]
+    assert [line.get_xdata()[0] for line in answers if line.get_markerfacecolor() != "white"] == [256]
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert "performer\n256" in names and "identity\nnone up to n = 256" in names
 
 
 def test_a_task_of_which_no_step_was_timed_is_drawn_only_where_none_was():
-    untimed = runs(LOSSES, text="kjv")
+    untimed = tidy(runs(LOSSES, text="kjv"))
     for found, kinds in (
-        ([*records(), *untimed], {"language modelling, sympy"}),
+        (pd.concat([frame(), untimed], ignore_index=True), {"language modelling, sympy"}),
         (untimed, {"language modelling, kjv"}),
     ):
-        figure = equal_quality.figure(tidy(found))
+        figure = equal_quality.figure(found)
         assert {axes.get_title() for axes in figure.axes} == kinds
         assert ("kjv" in figure.caption) == (found is untimed)

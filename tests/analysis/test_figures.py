@@ -25,7 +25,7 @@ from synthetic_records import (
 import analysis
 from analysis.frame import tidy
 from analysis.plots import compare as comparison
-from analysis.plots import files, marks, pareto, scaling, skeinformer, style
+from analysis.plots import marks, pareto, scaling, skeinformer, style
 from analysis.registry import FIGURES, TABLES
 from analysis.selection import MissingRecords
 from bench.records.store import Store
@@ -202,10 +202,10 @@ OF_DIFFERENCES = ("controls", "attribution", "loss_by_distance", "equal_quality"
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name not in OF_DIFFERENCES])
-def test_single_trials_are_drawn_without_bars(name, single_trials, tmp_path):
+def test_single_trials_are_drawn_without_bars(name, single_trials):
     """One value has no interval; nothing may hang on it."""
     figure = FIGURES[name](single_trials)
-    files.save(figure, tmp_path, name, ["svg"])
+    figure.draw_without_rendering()
     for axes in figure.axes:
         assert np.isfinite([*axes.get_xlim(), *axes.get_ylim()]).all()
 
@@ -290,17 +290,14 @@ def test_a_caption_names_the_cells_that_were_disturbed(rng):
 
 
 def test_every_table_says_which_rows_were_disturbed():
-    records = good()
-    quiet, loud = tidy(records), tidy([under(record, "other processes: 1.3 cores") for record in records])
+    loud = tidy(good()).assign(disturbed=True, disturbance="other processes: 1.3 cores")
     for name, table in TABLES.items():
         assert "other processes: 1.3 cores" in set(table(loud)["disturbed"]), name
+    quiet = loud.assign(disturbed=False, disturbance=None)
     pd.testing.assert_frame_equal(TABLES["peers"](loud).drop(columns="disturbed"), TABLES["peers"](quiet))
-    (one,) = (
-        record for record in records if record.config["bench"]["name"] == "roofline" and record.config["seq_len"] == 512
-    )
-    mixed = tidy([under(record, "the hypervisor: 2 s") if record is one else record for record in records])
-    shares = TABLES["roofline_shares"](mixed).set_index("n")["disturbed"]
-    assert shares[512] == "the hypervisor: 2 s" and pd.isna(shares[1024])
+    one = (loud["bench"] == "roofline") & (loud["seq_len"] == 512)
+    shares = TABLES["roofline_shares"](quiet.assign(disturbance=loud["disturbance"].where(one, None)))
+    assert shares.set_index("n")["disturbed"].isna().to_dict() == {512: False, 1024: True}
 
 
 def of_code(record, hash, commit, dirty=False):

@@ -28,9 +28,14 @@ def only(frame, **conditions):
     return frame.iloc[0]
 
 
-def test_every_number_of_a_record_is_a_row_with_what_the_record_says_of_it():
+@pytest.fixture(scope="module")
+def whole():
     records = everything()
-    frame = tidy(records)
+    return records, tidy(records)
+
+
+def test_every_number_of_a_record_is_a_row_with_what_the_record_says_of_it(whole):
+    records, frame = whole
     said = [(record, number) for record in records for number in quantities(record)]
     rows = frame[frame["metric"].notna()].reset_index(drop=True)
     assert set(frame["cell_id"]) == {record.cell_id for record in records} and len(rows) == len(said)
@@ -76,13 +81,10 @@ def test_a_cell_that_is_not_ok_is_a_row_without_numbers(rng):
 
 
 def test_the_newest_terminal_record_stands(tmp_path, rng):
-    store = Store(tmp_path)
     good = latency("flash", 512, rng)
-    store.write(good)
-    later = dataclasses.replace(
-        good, record_id="f" * 32, attempt=2, status="crash", measurements={}, ended="2026-02-01T00:00:00+00:00"
-    )
-    store.write(later)
+    later = {"record_id": "f" * 32, "attempt": 2, "status": "crash", "ended": "2026-02-01T00:00:00+00:00"}
+    for one in (good, dataclasses.replace(good, measurements={}, **later)):
+        Store(tmp_path).write(one)
     assert set(load(tmp_path)["status"]) == {"ok"}
     assert set(load(tmp_path, {good.cell_id})["record_id"]) == {good.record_id}
     with pytest.raises(MissingRecords, match="holds no records"):
@@ -90,14 +92,9 @@ def test_the_newest_terminal_record_stands(tmp_path, rng):
 
 
 def test_series_tell_apart_what_differs_and_nothing_else(rng):
-    base = {"name": "performer", "num_features": 64}
-    frame = tidy(
-        [
-            latency("performer", 512, rng, attention=base),
-            latency("performer", 1024, rng, attention={**base, "num_features": 128}),
-            latency("flash", 512, rng),
-        ]
-    )
+    sizes = [{"name": "performer", "num_features": size} for size in (64, 128)]
+    performers = [latency("performer", 512, rng, attention=attention) for attention in sizes]
+    frame = tidy([*performers, latency("flash", 512, rng)])
     assert set(series(frame)) == {"performer num_features=64", "performer num_features=128", "flash"}
     assert set(series(frame, apart_from_size=True)) == {"performer", "flash"}
     fused = tidy([latency("flash", 512, rng), latency("flash", 512, rng, impl="reference")])
@@ -119,13 +116,10 @@ def test_the_size_is_the_hyperparameter_that_the_record_names(rng):
 
 
 def test_what_says_how_well_is_no_condition(rng):
-    source = latency("flash", 512, rng)
-    settings = {**source.config["bench"], "min_sample_ms": 1.0, "memory_limit": 2}
-    other = dataclasses.replace(source, config={**source.config, "bench": settings})
-    assert set(tidy([source])["settings"]) == set(tidy([other])["settings"])
-    steps = [decode("flash", 512, rng)]
-    steps += [dataclasses.replace(steps[0], config={**steps[0].config, "bench": {"name": "decode", "steps": 4}})]
-    assert tidy(steps)["settings"].nunique() == 2
+    source, steps = latency("flash", 512, rng), decode("flash", 512, rng)
+    other = changed(source, {"bench": {**source.config["bench"], "min_sample_ms": 1.0, "memory_limit": 2}})
+    assert tidy([source, other])["settings"].nunique() == 1
+    assert tidy([steps, changed(steps, {"bench": {"name": "decode", "steps": 4}})])["settings"].nunique() == 2
 
 
 def test_rows_say_whether_their_cell_was_disturbed_and_by_what(rng):
@@ -151,8 +145,8 @@ def test_the_table_says_what_intervals_are_over_and_few_rounds_have_a_range(rng)
     assert one["interval"] == "range" and (one["low"], one["high"]) == (one["raw"].min(), one["raw"].max())
 
 
-def test_the_wide_frame_has_every_number_that_people_read_once():
-    frame = tidy(everything())
+def test_the_wide_frame_has_every_number_that_people_read_once(whole):
+    _, frame = whole
     wide = widened(frame)
     read = frame[(frame["status"] == "ok") & frame["shown_unit"].notna()]
     numbers = wide[[name for name in wide if name not in COLUMNS]]

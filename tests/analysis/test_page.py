@@ -9,8 +9,7 @@ import pytest
 from drawn import changed, legend
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
-from synthetic_everything import of_every_figure
-from synthetic_records import latency, spectral, under
+from synthetic_records import latency, spectral
 
 from analysis import __main__ as cli
 from analysis import registry
@@ -24,9 +23,9 @@ from bench.published.papers import NAMES
 
 
 @pytest.fixture(scope="module")
-def disturbed_and_of_many_codes():
-    loud = (under(record, "$other$ processes: 1.3 cores") for record in of_every_figure())
-    return tidy([changed(one, code={"sources_sha256": one.cell_id, "git_sha": one.cell_id}) for one in loud])
+def disturbed_and_of_many_codes(frame):
+    own = {"code": frame["cell_id"], "commit": frame["cell_id"]}
+    return frame.assign(disturbed=True, disturbance="$other$ processes: 1.3 cores", **own)
 
 
 OVER_BOTH = ("skeinformer_figure1", "copying_induction", "crossover", "compare")
@@ -86,7 +85,7 @@ def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, m
 
 def test_learning_is_a_figure_for_each_task(frame, tmp_path, monkeypatch):
     """All of them in one have panels by the dozen, and a legend that nobody reads."""
-    frame = frame[frame["inputs"].isin(["reversal", "induction_heads", "selective_copying"])]
+    frame = choose(frame[frame["inputs"].isin(["reversal", "induction_heads", "selective_copying"])], ["performer"])
     monkeypatch.setattr(cli, "load", lambda *_: frame)
     command = ["figures", "--results", str(tmp_path), "--out", str(tmp_path / "out"), "--figure", "learning"]
     assert main([*command, "--formats", "csv"]) == 0
@@ -110,7 +109,7 @@ def test_parts_are_named_by_what_they_are_of(monkeypatch):
 def test_a_pdf_has_truetype_fonts_its_width_and_no_smaller_text(frame, tmp_path, monkeypatch):
     monkeypatch.setitem(mpl.rcParams, "pdf.compression", 0)
     with page("single", captions=False):
-        figure, again = skeinformer.figure1(frame), skeinformer.figure1(frame)
+        figure, again = (skeinformer.figure1(frame[frame["seq_len"] == 1024]) for _ in range(2))
     (pdf, caption) = files.save(figure, tmp_path, "one", ["pdf"])
     content = pdf.read_bytes()
     assert b"/FontFile2" in content and b"/Type3" not in content

@@ -61,13 +61,8 @@ def test_speeds_are_over_the_best_softmax_at_the_longest_length_and_softmax_has_
 
 def test_where_nothing_was_measured_a_length_has_no_end():
     numbers = {"over_best": [0.9, 2.0], "best_low": [0.8, 1.9], "best_high": [1.1, 2.1], "best_verdict": "faster"}
-    numbers |= {
-        "from_seq_len": 600.0,
-        "from_low": 0.0,
-        "from_high": np.inf,
-        "interval": "range",
-        "best": "flash float32",
-    }
+    numbers |= {"from_seq_len": 600.0, "from_low": 0.0, "from_high": np.inf}
+    numbers |= {"interval": "range", "best": "flash float32"}
     table = pd.DataFrame({"attention": "performer", "dtype": "float32", "causal": False, "pass": "forward",
                           "seq_len": [512, 1024], **numbers})  # fmt: skip
     assert "600 [below 512, above 1024]" in readable("crossover_speeds", table)

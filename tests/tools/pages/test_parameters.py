@@ -1,14 +1,26 @@
 """The page of parameter counts is current, and the counts are the papers'."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from bench.models import build
 from tools.pages import parameters
 from tools.pages.parameters import PAGE, counts, page
 
 
+def of_two_layers(config, vocabulary):
+    """The parameters of a model, of which two layers are built: the others are like the second."""
+    layers = config["model"]["layers"]
+    model = build({**config, "model": {**config["model"], "layers": 2}}, vocabulary)
+    return SimpleNamespace(parameters=lambda: [*model.parameters(), *[*model.blocks[1].parameters()] * (layers - 2)])
+
+
 @pytest.fixture(scope="module")
 def counted():
-    return list(counts())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parameters, "build", of_two_layers)
+        return list(counts())
 
 
 def test_the_page_is_current(counted, monkeypatch):
@@ -34,6 +46,8 @@ def test_a_count_is_the_closed_form(counted):
     for model, (count, d, hidden) in layers.items():
         plain = 32000 * d + 32000 + 2 * d + count * (4 * d**2 + 3 * d * hidden + 4 * d)
         assert ours[model, "softmax"] == plain
+        if model == "transformer_small":
+            assert parameters.parameters(model, "softmax", 32000) == plain, "with every layer built"
     for r in (32, 64):
         sketches = 12 * 2 * (8 * 64 * r + 24 * r**2 + 2 * 64 + 2 * r)
         assert ours["transformer_small", f"polysketch_learned_r{r}"] == ours["transformer_small", "softmax"] + sketches
