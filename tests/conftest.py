@@ -63,6 +63,17 @@ def synthetic_results(tmp_path_factory):
     return results_dir
 
 
+@pytest.fixture(scope="module")
+def same_code():
+    """Plans do not read and parse all code anew, which takes them longer than all else: here nobody edits it."""
+    from bench.execution import sweep
+    from bench.plan import cell
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "clear_caches", cell._identity.cache_clear)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def signals_mean_afterwards_what_they_meant():
     """A command that runs here may let SIGPIPE kill it: another test would die of a pipe that nobody reads."""

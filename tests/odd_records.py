@@ -1,6 +1,7 @@
 """Records as they should not be: what a full disk, an editor, another program or a mischievous one may leave."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import lzma
@@ -38,6 +39,7 @@ def one_of_each(seed, n=2048, mechanism="flash"):
     }
 
 
+@functools.cache
 def good():
     """A few records from which every figure and table can be made."""
     rng, attention = np.random.default_rng(0), {"name": "skeinformer", "num_features": 64}
@@ -116,6 +118,11 @@ def samples(change):
     return lambda path: change(path.parents[1] / "samples" / f"{path.name}.xz")
 
 
+@functools.cache
+def without_end():
+    return lzma.compress(b" " * (LARGEST + 1), preset=0)
+
+
 def other_samples(data):
     """Samples that are other ones, and that the record vouches for."""
 
@@ -161,7 +168,7 @@ FILES = {
     "samples are not compressed": (samples(instead(b"{}")), "its samples: not compressed"),
     "samples are torn": (samples(cut(0.5)), "its samples: torn"),
     "samples are without end": (
-        samples(instead(lzma.compress(b" " * (LARGEST + 1)))),
+        samples(lambda path: instead(without_end())(path)),
         "its samples: torn, or larger than",
     ),
     "samples are others": (samples(instead(lzma.compress(b"{}"))), "its samples are not those"),
@@ -259,10 +266,7 @@ NEARLY = {
         "more right than asked": ("test.token_accuracy", 1.5),
     },
     **{
-        name: {
-            "ragged": (errors, [[1.0], [1.0, 2.0]]),
-            "negative errors": (errors, [[-1.0] * 12] * 8),
-        }
+        name: {"ragged": (errors, [[1.0], [1.0, 2.0]]), "negative errors": (errors, [[-1.0] * 12] * 8)}
         for name, errors in (("spectral_norm", "absolute"), ("sketch_error", "kernel_error"))
     },
     "flops": {"counted nothing": ("counted", 0)},

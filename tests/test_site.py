@@ -1,6 +1,7 @@
 """The documentation builds without a warning: no broken link inside it, and every docstring can be read as markup."""
 
 import ast
+import functools
 import importlib.util
 import inspect
 import re
@@ -16,14 +17,14 @@ import attention_zoo
 from analysis.__main__ import _parser
 from bench.api import planned
 from bench.plan.load import Loader
-from tools.pages.fill import MARK, filled
+from tools.pages.fill import MADE, MARK, filled
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-# The tutorials have a test of their own.
-PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "tutorials"]
+PAGES = sorted(DOCS.rglob("*.md"))
 # Rows of the page on the code: question, file, text with names.
 WHERE = re.findall(r"^\| (?!question)(\w.+) \| (.+) \| (.+) \|$", (DOCS / "where.md").read_text(), re.MULTILINE)
+pytestmark = pytest.mark.usefixtures("same_code")
 RUN = [path for path in PAGES if path.parent.name == "mechanisms" or path.stem in ("choosing", "faq", "index")]
 
 
@@ -35,6 +36,15 @@ def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def made_once():
+    """Whichever page and test asks, what is made of code and records is the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, make in MADE.items():
+            patch.setitem(MADE, kind, functools.cache(make))
+        yield
+
+
 def test_help_of_create_describes_each_of_its_arguments():
     text = inspect.getdoc(attention_zoo.create)
     for name in inspect.signature(attention_zoo.create).parameters:
@@ -43,26 +53,19 @@ def test_help_of_create_describes_each_of_its_arguments():
 
 def test_every_page_is_in_a_toctree():
     listed = {"index"}
-    for path in DOCS.rglob("*.md"):
+    for path in PAGES:
         for entries in re.findall(r"^```\{toctree\}\n((?:[^`].*\n|\n)*)```", path.read_text(), re.MULTILINE):
             names = [line for line in entries.splitlines() if line and not line.startswith(":")]
             listed |= {name_of(path.parent / f"{name}.md") for name in names}
-    assert listed == {name_of(path) for path in DOCS.rglob("*.md")}
+    assert listed == set(map(name_of, PAGES))
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=name_of)
-def test_every_picture_of_a_page_exists(path):
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_what_a_page_shows_and_links_exists_and_sphinx_can_serve_it(path):
     text = filled(path.read_text(), name_of(path))
-    pictures = re.findall(r"^```\{(?:image|figure)\} (\S+)", text, re.MULTILINE) + re.findall(
-        r"!\[[^]]*\]\((\S+)\)", text
-    )
-    assert [picture for picture in pictures if not (path.parent / picture).is_file()] == []
+    pictures = re.findall(r"(?:^```\{(?:image|figure)\} |!\[[^]]*\]\()([^\s)]+)", text, re.MULTILINE)
     assert pictures or name_of(path) not in ("index", "gallery", "tutorials/read_a_figure")
-
-
-@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=name_of)
-def test_every_file_that_a_page_links_exists_and_sphinx_can_serve_it(path):
-    for link in re.findall(r"\]\(((?!https?:|#)[^)#\s]+)", filled(path.read_text(), name_of(path))):
+    for link in [*pictures, *re.findall(r"\]\(((?!https?:|#)[^)#\s]+)", text)]:
         target = (path.parent / link).resolve()
         assert target.exists(), link
         # Sphinx takes Markdown for a page of its own.
@@ -130,10 +133,8 @@ def test_what_a_page_takes_from_code_and_records_is_current(path):
 def test_a_mark_that_nobody_makes_is_a_mistake_and_a_nested_page_reaches_the_same_files():
     with pytest.raises(KeyError):
         filled("<!-- made: nothing -->", "index")
-    deep = filled("<!-- made: measured performer -->", "mechanisms/performer")
-    assert "](../gallery.md#crossover)" in deep and "](gallery.md#crossover)" in filled(
-        "<!-- made: measured performer -->", "x"
-    )
+    deep, flat = (filled("<!-- made: measured performer -->", name) for name in ("mechanisms/performer", "x"))
+    assert "](../gallery.md#crossover)" in deep and "](gallery.md#crossover)" in flat
     assert not any("made:" in MARK.sub("", path.read_text()) for path in PAGES)
 
 

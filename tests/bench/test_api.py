@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from command import ROOT, environment
-from synthetic_everything import everything
+from synthetic_records import memory
 
 import analysis
 from bench import api
@@ -17,12 +17,14 @@ from bench.tracking.mirror import Mirror
 
 @pytest.fixture
 def finished(monkeypatch, tmp_path):
-    """A sweep of two cells that is done; the mirror's summaries are lists of figures."""
-    records, summaries = everything()[:2], []
+    """A sweep of two cells that is done; of the mirror only the figures of summaries are left."""
+    records, summaries = [memory("flash", n) for n in (512, 1024)], []
     store = Store(tmp_path)
     for record in records:
         store.write(record)
     monkeypatch.setattr(api, "run_sweep", lambda sweep, on_records, on_progress: records)
+    for name in ("load", "create", "sync"):
+        monkeypatch.setattr(Mirror, name, lambda self, records=(): None)
     monkeypatch.setattr(Mirror, "summary", lambda self, sweep_id, records, figures, table: summaries.append(figures))
     tracking = {"name": "mlflow", "experiment": "attention-zoo", "uri": None}
     settings = Config(attention={}, bench={}, inputs={}, tracking=tracking, results_dir=str(tmp_path))
@@ -62,20 +64,28 @@ def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("module", "needs", "neither"),
+    "steps",
     [
-        ("bench.execution.sweep", "torch", ("bench.tracking.mirror", "mlflow", "analysis", "matplotlib")),
-        ("bench.execution.child", "bench.measures.context", ("bench.plan.co", "bench.plan.cell", "hydra")),
-        ("bench.records.statistics", "numpy", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
-        ("bench.tracking.mirror", "bench.records", ("torch", "mlflow", "pandas")),
-        ("analysis", "analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
-        ("analysis.__main__", "pandas", ("torch", "bench.measures", "hydra", "mlflow")),
+        [
+            ("bench.records.statistics", "numpy", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
+            ("analysis", "analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
+            ("analysis.__main__", "pandas", ("torch", "bench.measures", "hydra", "mlflow")),
+        ],
+        [
+            ("bench.tracking.mirror", "bench.records", ("torch", "mlflow", "pandas")),
+            ("bench.status", "bench.records.plans", ("torch", "hydra", "mlflow")),
+        ],
+        [
+            ("bench.execution.child", "bench.measures.context", ("bench.plan.co", "bench.plan.cell", "hydra")),
+            ("bench.execution.sweep", "torch", ("bench.tracking.mirror", "mlflow", "analysis", "matplotlib")),
+        ],
     ],
+    ids=("analysis", "bench", "torch"),
 )
-def test_what_importing_loads(module, needs, neither):
-    code = f"import sys, {module}; print(*sys.modules)"
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment()
-    )
-    loaded = ran.stdout.split()
-    assert needs in loaded and not [name for name in loaded if name.startswith(neither)]
+def test_what_importing_loads(steps):
+    """One process imports several, one after the other: what is missing after a step was loaded by none so far."""
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name); print(*sys.modules)"
+    command = [sys.executable, "-c", code, *(module for module, *_ in steps)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment())
+    for (module, needs, neither), loaded in zip(steps, map(str.split, ran.stdout.splitlines()), strict=True):
+        assert needs in loaded and not [name for name in loaded if name.startswith(neither)], module

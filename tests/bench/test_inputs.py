@@ -26,8 +26,9 @@ from bench.inputs import models, texts
 from bench.inputs.base import inputs_seed
 from bench.inputs.pretrained import Pretrained
 
-# Read at once, where it does not matter what is read: the Bible takes a second.
+# Read at once, where it does not matter what is read.
 SHORT = str(ROOT / "README.md")
+BERTS = ("query", "key", "value")
 
 
 def gaussian(score_scale=1.0, **changes):
@@ -99,9 +100,15 @@ def test_inputs_are_independent_of_what_a_mechanism_draws_from_the_same_seed(tmp
 # --- texts
 
 
+@pytest.fixture(scope="module")
+def kjv():
+    """The lines of the Bible: to read it takes a second."""
+    return list(texts.lines("kjv"))
+
+
 @needs_data
-def test_kjv_is_the_text_without_numbers_and_brackets():
-    text = "".join(texts.lines("kjv"))
+def test_kjv_is_the_text_without_numbers_and_brackets(kjv):
+    text = "".join(kjv)
     assert text.startswith("In the beginning God created the heaven and the earth. And the earth was without form")
     assert text.endswith("The grace of our Lord Jesus Christ be with you all. Amen.")
     assert not re.search(r"[\d\[\]]", text)
@@ -123,44 +130,31 @@ def test_a_text_is_pinned_by_its_bytes_or_its_name_on_the_hub(tmp_path):
 # --- pretrained
 
 
-@pytest.fixture(scope="module")
-def minilm():
-    """The packaged model read without this project: its directory, its weights, its token ids of the text."""
-    ids = minilm_tokenizer()("".join(texts.lines("kjv"))[:20_000])
-    return minilm_folder(), load_file(minilm_folder() / "model.safetensors"), torch.tensor(ids)
-
-
-def projected(weights, x, layer):
-    """Query, key and value of hidden states, `(heads, seq_len, head_dim)` each."""
-    name = f"encoder.layer.{layer}.attention.self."
-    parts = (F.linear(x, weights[f"{name}{n}.weight"], weights[f"{name}{n}.bias"]) for n in ("query", "key", "value"))
-    return [part.view(-1, 12, 32).transpose(0, 1) for part in parts]
-
-
 @needs_data
-def test_layer_0_equals_a_computation_from_the_bare_weights(minilm, tmp_path):
-    _, weights, ids = minilm
-    loaded = load(pretrained(window=300), tmp_path)
-    assert all(t.shape == (2, 12, 700, 32) and t.dtype == torch.float32 for t in loaded)
-    for sequence in range(2):
-        x = F.embedding(ids[sequence * 700 : (sequence + 1) * 700], weights["embeddings.word_embeddings.weight"])
-        x = x + F.embedding(torch.arange(700) % 300, weights["embeddings.position_embeddings.weight"])
-        x = x + weights["embeddings.token_type_embeddings.weight"][0]
-        norm = (weights["embeddings.LayerNorm.weight"], weights["embeddings.LayerNorm.bias"])
-        expected = projected(weights, F.layer_norm(x, (384,), *norm, eps=1e-12), 0)
-        # Values are of order 1 to 10; float32 sums of 384 products.
-        torch.testing.assert_close([tensor[sequence] for tensor in loaded], expected, rtol=1e-5, atol=1e-5)
+def test_layers_equal_a_computation_from_the_bare_weights_and_the_models_hidden_states(kjv, tmp_path, monkeypatch):
+    """The packaged model, read without this project. Positions begin again with each window."""
+    monkeypatch.setattr(texts, "lines", {"kjv": kjv}.__getitem__)
+    weights = load_file(minilm_folder() / "model.safetensors")
+    ids = torch.tensor(minilm_tokenizer()("".join(kjv)[:2000]))[:200]
 
+    def projected(x, layer):
+        name = f"encoder.layer.{layer}.attention.self."
+        parts = (F.linear(x, weights[f"{name}{n}.weight"], weights[f"{name}{n}.bias"]) for n in BERTS)
+        return [part.view(*x.shape[:2], 12, 32).transpose(1, 2) for part in parts]
 
-@needs_data
-def test_deeper_layers_equal_projections_of_the_models_hidden_states(minilm, tmp_path):
-    directory, weights, ids = minilm
-    model = AutoModel.from_pretrained(directory, local_files_only=True).eval()
+    x = F.embedding(ids.view(2, 100), weights["embeddings.word_embeddings.weight"])
+    x = x + F.embedding(torch.arange(100) % 70, weights["embeddings.position_embeddings.weight"])
+    x = x + weights["embeddings.token_type_embeddings.weight"][0]
+    norm = (weights["embeddings.LayerNorm.weight"], weights["embeddings.LayerNorm.bias"])
+    # Values are of order 1 to 10; float32 sums of 384 products.
+    expected = tuple(projected(F.layer_norm(x, (384,), *norm, eps=1e-12), 0))
+    torch.testing.assert_close(load(pretrained(100, window=70), tmp_path), expected, rtol=1e-5, atol=1e-5)
+
+    model = AutoModel.from_pretrained(minilm_folder(), local_files_only=True, num_hidden_layers=2).eval()
     with torch.no_grad():
-        parts = [model(part[None], output_hidden_states=True).hidden_states[5][0] for part in ids[:700].split(512)]
-    loaded = load(pretrained(batch_size=1, layer=5), tmp_path)
-    expected = projected(weights, torch.cat(parts), 5)
-    torch.testing.assert_close([tensor[0] for tensor in loaded], expected, rtol=1e-4, atol=1e-4)
+        parts = [model(part[None], output_hidden_states=True).hidden_states[2] for part in ids[:100].split(70)]
+    expected = tuple(projected(torch.cat(parts, 1), 2))
+    torch.testing.assert_close(load(pretrained(100, 1, window=70, layer=2), tmp_path), expected, rtol=1e-4, atol=1e-4)
 
 
 @needs_data
@@ -197,23 +191,6 @@ def test_the_cache_key_covers_all_that_determines_the_inputs(tmp_path):
     file.write_text("two")
     assert key(text=str(file)) != before
     assert str(tmp_path) not in before
-
-
-@needs_data
-def test_initialised_weights_are_other_seeded_and_leave_the_global_generator_alone(tmp_path):
-    def initialised(seed, cache):
-        state = torch.get_rng_state()
-        tensors = load(pretrained(32, 1, seed, weights="initialised", text=SHORT), tmp_path / cache)
-        assert torch.equal(torch.get_rng_state(), state)
-        return tensors
-
-    trained = load(pretrained(32, 1, text=SHORT), tmp_path)
-    first, again, other = initialised(0, "a"), initialised(0, "b"), initialised(1, "c")
-    for a, b, c, d in zip(first, again, other, trained, strict=True):
-        assert torch.equal(a, b)
-        assert not torch.equal(a, c) and not torch.equal(a, d)
-    # W ~ N(0, 0.02^2) times a layer-normalised x of length sqrt(384): each entry is N(0, 0.02^2 * 384).
-    assert first[0].std().item() == pytest.approx(0.02 * 384**0.5, rel=0.1)
 
 
 # --- other models
@@ -281,6 +258,22 @@ def test_scores_are_the_models_own_where_it_scales_them_otherwise(save_model, tm
     torch.testing.assert_close(ours.float(), weights, rtol=1e-4, atol=1e-6)
 
 
+def test_initialised_weights_are_other_seeded_and_leave_the_global_generator_alone(save_model, tmp_path):
+    asked = save_model(llama())
+
+    def loaded(seed, cache, weights="initialised"):
+        return load(pretrained(60, 1, seed, weights=weights, **asked), tmp_path / cache)
+
+    state = torch.get_rng_state()
+    first, again, other = loaded(0, "a"), loaded(0, "b"), loaded(1, "c")
+    assert torch.equal(torch.get_rng_state(), state)
+    for a, b, c, d in zip(first, again, other, loaded(0, "a", "pretrained"), strict=True):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, c) and not torch.equal(a, d)
+    # W ~ N(0, 0.02^2), 1024 numbers, times a normalised x of length sqrt(32): each entry is N(0, 0.02^2 * 32).
+    assert first[0].std().item() == pytest.approx(0.02 * 32**0.5, rel=0.1)
+
+
 # --- errors: one line that names key, value and what is allowed
 
 
@@ -293,12 +286,9 @@ def check_error(kind, message, config, cache_dir):
 
 def test_errors_of_the_config(tmp_path):
     unknown = gaussian() | {"inputs": {"name": "gaussian", "scale": 2}}
+    named = gaussian() | {"inputs": {"name": "cifar"}}
     for kind, message, config in (
-        (
-            ConfigError,
-            "inputs.name='cifar': must be one of gaussian, pretrained",
-            {**unknown, "inputs": {"name": "cifar"}},
-        ),
+        (ConfigError, "inputs.name='cifar': must be one of gaussian, pretrained", named),
         (ConfigError, "inputs.scale=2: unknown; known are score_scale", unknown),
         (ConfigError, "inputs.score_scale=0.0: must be", gaussian(0)),
         (ConfigError, "inputs.weights='new': must be one of", pretrained(weights="new")),

@@ -4,8 +4,9 @@ import dataclasses
 import os
 import shutil
 
+import numpy as np
 import pytest
-from synthetic_everything import everything
+from synthetic_records import latency, memory
 
 from bench.merge import main, merge
 from bench.records import own
@@ -14,9 +15,11 @@ from bench.records.store import Store, encode
 
 @pytest.fixture(scope="module")
 def records():
-    found = list(everything())
-    # Those with samples of their own first.
-    return sorted(found, key=lambda record: encode(record)[1] is None)
+    """Ten, of which four have files of samples."""
+    rng = np.random.default_rng(0)
+    found = [latency("flash", n, rng) for n in (512, 1024, 2048, 4096)]
+    assert all(encode(record)[1] for record in found)
+    return found + [memory("flash", 512 << number) for number in range(6)]
 
 
 def folder_of(path, records):
@@ -32,17 +35,17 @@ def contents(folder):
 
 
 def test_two_machines_and_what_they_share_are_together_once(records, tmp_path, capsys):
-    mine, both, theirs = records[:20], records[20:30], records[30:50]
-    again = [dataclasses.replace(record, record_id=record.record_id[::-1]) for record in mine[:3]]
+    mine, both, theirs = records[0::3], records[1::3], records[2::3]
+    again = [dataclasses.replace(record, record_id=record.record_id[::-1]) for record in mine[:2]]
     one = folder_of(tmp_path / "one", [*mine, *both])
     other = folder_of(tmp_path / "other", [*both, *theirs, *again])
     assert main([str(one), str(other), str(tmp_path / "all")]) == 0
     out = capsys.readouterr().out
-    assert out == f"{tmp_path}/all: 53 records added, 10 were there\n"
+    assert out == f"{tmp_path}/all: 12 records added, 3 were there\n"
     assert contents(tmp_path / "all") == contents(one) | contents(other)
     assert any(path.parts[0] == "samples" for path in contents(tmp_path / "all"))
     assert main([str(one), str(other), str(tmp_path / "all")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/all: 0 records added, 63 were there\n"
+    assert capsys.readouterr().out == f"{tmp_path}/all: 0 records added, 15 were there\n"
 
 
 def test_other_contents_of_the_same_name_are_named_and_left_alone(records, tmp_path, capsys):

@@ -1,11 +1,8 @@
 """`python -m bench.status`: what of a sweep is done, running, waiting and failed."""
 
-import subprocess
-import sys
 import time
 
 import pytest
-from command import ROOT, environment
 from synthetic_records import memory
 
 from bench import status
@@ -14,7 +11,7 @@ from bench.measures.progress import Progress
 from bench.records import plans
 from bench.records.store import Store
 
-MANY = 10_000
+MANY = 5000
 
 
 def planned(folder, statuses):
@@ -73,14 +70,13 @@ def test_what_is_not_there_is_one_line(wanted, tmp_path, capsys):
     assert ask(capsys, tmp_path, "--all")[0] == 0
 
 
-def test_it_starts_without_what_measures():
-    heavy = "import sys, bench.status; assert not {'torch', 'hydra', 'mlflow'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", heavy], check=True, env=environment(), cwd=ROOT)
-
-
 def test_many_cells_cost_little(tmp_path):
-    plan = planned(tmp_path, [None] * MANY)
+    one = memory("flash", 64)
+    cells = [plans.SavedCell(f"{n:064x}", f"latency flash seed={n}", one.config, 60.0, None, []) for n in range(MANY)]
+    plan = plans.SavedPlan("ab" * 8, ["seed=1,2"], {}, {}, [], cells)
+    (tmp_path / plans.FOLDER).mkdir()
+    plans.save(tmp_path, plan)
     began = time.process_time()
     state = status.State(Store(tmp_path), plans.load(tmp_path, plan.sweep_id))
     status.report(state)
-    assert len(state.waiting) == MANY and time.process_time() - began < 2.0
+    assert len(state.waiting) == MANY and time.process_time() - began < 1.0

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 import pytest
-from aftermath import CHEAP, Sweep
+from aftermath import A_WORKER_PER_CORE, CHEAP, Sweep
 from scipy.stats import binom
 
 from bench.records.summary import quantities
@@ -16,12 +16,7 @@ MOST = int(binom.isf(0.001, PAIRS, 0.05))
 SMALL = CHEAP[:4]
 MEMORY = ["bench=memory", "bench.passes=[forward]"]
 EATS = "odd_forward_allocate_for_ever"
-A_WORKER_PER_CORE = [
-    "hydra/launcher=devices",
-    "hydra.launcher.cores_per_worker=1",
-    "hydra.launcher.timings_alone=false",
-    "bench.memory_limit=0.5",
-]
+WORKERS = [*A_WORKER_PER_CORE, "bench.memory_limit=0.5"]
 
 
 def end(sweep, process):
@@ -47,8 +42,7 @@ def test_cells_out_of_memory_change_no_peak_beside_them(tmp_path, promise):
     """Cells that run out of memory change no peak that is measured on another core"""
     found = []
     for attention, cells in {"odd_fine_0": OOMS, f"{EATS},odd_fine_0": 2 * OOMS}.items():
-        settings = [*MEMORY, *A_WORKER_PER_CORE]
-        sweep = Sweep(tmp_path / str(cells), *settings, cells=cells, attention=attention, cheap=SMALL)
+        sweep = Sweep(tmp_path / str(cells), *MEMORY, *WORKERS, cells=cells, attention=attention, cheap=SMALL)
         found.append(end(sweep, sweep.start()))
     (alone, none), (disturbed, eaters) = found
     assert (len(alone), len(none), len(disturbed), len(eaters)) == (OOMS, 0, OOMS, OOMS)
@@ -61,9 +55,9 @@ def test_cells_out_of_memory_change_no_comparison_beside_them(tmp_path, promise)
     """Cells that run out of memory on one core change no comparison on another: of a mechanism with itself, no more
     are called different than chance explains (5 % each)
     """
-    pairs = ["bench=compare", "repeats=8", "bench.min_sample_ms=1", *A_WORKER_PER_CORE]
+    pairs = ["bench=compare", "repeats=8", "bench.min_sample_ms=1", *WORKERS]
     compared = Sweep(tmp_path / "pairs", *pairs, cells=2 * PAIRS, attention="odd_fine_0,odd_fine_1", cheap=SMALL)
-    eating = Sweep(tmp_path / "eaters", *MEMORY, *A_WORKER_PER_CORE, cells=OOMS, attention=EATS, cheap=SMALL)
+    eating = Sweep(tmp_path / "eaters", *MEMORY, *WORKERS, cells=OOMS, attention=EATS, cheap=SMALL)
     ways = [(sweep, sweep.start(before=("taskset", "-c", core))) for sweep, core in ((compared, "0"), (eating, "1"))]
     (ok, lost), (_, eaters) = (end(*way) for way in ways)
     assert (len(ok), len(lost), len(eaters)) == (PAIRS, 0, OOMS)

@@ -17,6 +17,7 @@ from bench.plan.load import Loader
 from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.store import Store
 
+pytestmark = pytest.mark.usefixtures("same_code")
 NOWHERE = Path("nowhere")
 """No records that come with the code."""
 SIZES = ["batch_size=1", "num_heads=1", "head_dim=4", "device=cpu", "tracking=none"]

@@ -12,6 +12,8 @@ from bench.__main__ import main
 from bench.common import signals
 from bench.execution.runner import Runner
 
+pytestmark = pytest.mark.usefixtures("same_code")
+
 
 @pytest.fixture(autouse=True)
 def handlers():

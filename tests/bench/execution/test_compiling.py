@@ -12,6 +12,8 @@ from bench.measures.context import CellContext
 from bench.measures.progress import Progress
 from bench.plan.load import Loader
 
+pytestmark = pytest.mark.usefixtures("same_code")
+
 
 class Child:
     """Ends after 10 seconds of a clock that only its parent's waiting moves."""

@@ -35,15 +35,19 @@ def folder(tmp_path_factory):
     sys.path.remove(str(folder))
 
 
-@pytest.fixture(params=["fork", "spawn"])
+# The server itself is the same for both.
+both_ways = pytest.mark.parametrize("start", ["fork", "spawn"], indirect=True)
+
+
+@pytest.fixture
 def start(request, folder):
     """Starts a child that evaluates an expression, waits for a line and does something; gives it and the value."""
-    children = []
+    children, way = [], getattr(request, "param", "fork")
 
     def started(expression, then="pass", sources=(), **env):
         name = f"task_{len(list(folder.glob('*.py')))}"
         (folder / f"{name}.py").write_text(TASK.replace("WHAT", expression).replace("THEN", then))
-        alike = {"ATTENTION_ZOO_START": request.param, "ATTENTION_ZOO_PLUGINS": "fake_mechanisms", "COLOUR": "green"}
+        alike = {"ATTENTION_ZOO_START": way, "ATTENTION_ZOO_PLUGINS": "fake_mechanisms", "COLOUR": "green"}
         child = processes.start(name, environment(**alike | env), sources)
         children.append(child)
         return child, json.loads(child.channel.recv(1000))
@@ -53,6 +57,7 @@ def start(request, folder):
         child.end()
 
 
+@both_ways
 def test_a_child_has_a_session_an_environment_and_a_folder_of_its_own(start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     child, seen = start("[os.getpid(), os.getsid(0), os.environ['COLOUR'], os.getcwd()]")
@@ -70,6 +75,7 @@ SEEN = """[
 ]"""
 
 
+@both_ways
 def test_a_child_inherits_no_thread_no_file_and_no_state_of_random_generators(start):
     drawn = []
     for _ in range(2):
@@ -81,6 +87,7 @@ def test_a_child_inherits_no_thread_no_file_and_no_state_of_random_generators(st
     assert len(set(drawn)) == 6
 
 
+@both_ways
 def test_a_child_that_is_forked_has_torch_at_once_and_no_plugin(start, request):
     expression = "['torch' in sys.modules, 'attention_zoo' in sys.modules, 'fake_mechanisms' in sys.modules]"
     _, loaded = start(expression)
@@ -98,6 +105,7 @@ ENDINGS = {
 }
 
 
+@both_ways
 def test_how_a_child_ended_is_known(start):
     for ending, code in ENDINGS.items():
         child, _ = start("1", ending)
@@ -109,6 +117,7 @@ def test_how_a_child_ended_is_known(start):
 ESCAPES = "subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
 
 
+@both_ways
 def test_a_child_that_heeds_no_signal_is_killed_with_all_it_started(start, monkeypatch):
     monkeypatch.setattr(processes, "GRACE_S", 0.2)
     child, grandchild = start(f"[signal.signal(15, signal.SIG_IGN), {ESCAPES}][1]", "time.sleep(600)")

@@ -30,6 +30,7 @@ from bench.plan.machine import Resources
 from bench.records.store import Store
 
 SWEEP = "0123456789abcdef"
+pytestmark = pytest.mark.usefixtures("same_code")
 TYPED = ["hydra/launcher=slurm", "tracking=none", *TINY, "attention=v_mean"]
 
 

@@ -56,10 +56,9 @@ def memory(**settings):
     return {"name": "memory", "passes": ["forward"], **settings}
 
 
-@pytest.mark.parametrize("megabytes", [1, 64])
-def test_peak_memory_of_known_allocations(megabytes):
-    found = measure(SleepingBench(config(bench=memory()), Allocating(megabytes)))
-    assert found["passes"]["forward"]["peak_bytes"] == pytest.approx(2 * megabytes * 2**20, rel=1e-3)
+def test_peak_memory_of_known_allocations():
+    found = measure(SleepingBench(config(bench=memory()), Allocating(16)))
+    assert found["passes"]["forward"]["peak_bytes"] == pytest.approx(2 * 16 * 2**20, rel=1e-3)
 
 
 def test_peak_memory_of_softmax_is_its_matrices():
@@ -94,16 +93,16 @@ def test_the_largest_batch_and_length_by_passes_on_numbers_that_are_made_on_the_
         def forward(self, query, key, value, padding=None):
             shapes.append(tuple(query.shape))
             assert query.dtype == torch.bfloat16 and not torch.equal(query, key) and query.std() > 0.5
-            torch.empty(2**60 if len(query) > 3 or query.shape[2] > 70 else 1, dtype=torch.int8)
+            torch.empty(2**60 if len(query) > 3 or query.shape[2] > 66 else 1, dtype=torch.int8)
             return query
 
-    for axis, most in (("batch_size", 3), ("seq_len", 70)):
-        settings = config(bench=memory(largest=axis, largest_limit=100), dtype="bfloat16")
+    for axis, most in (("batch_size", 3), ("seq_len", 66)):
+        settings = config(bench=memory(largest=axis, largest_limit=67), dtype="bfloat16")
         context = SleepingBench(settings, Failing())
         largest = measure(context)["largest"]
         assert (largest["axis"], largest["value"], largest["limit_bytes"]) == (axis, most, None)
         assert all(fits == (int(value) <= most) for value, fits in largest["tried"].items())
-    assert (3, 2, 64, 8) in shapes and (2, 2, 70, 8) in shapes
+    assert (3, 2, 64, 8) in shapes and (2, 2, 66, 8) in shapes
     monkeypatch.setattr(context, "inputs", lambda **_: pytest.fail("float32 in the host's memory"))
     run_at(context, "forward", {"seq_len": 5})
     with pytest.raises(ZeroDivisionError):

@@ -96,7 +96,7 @@ def test_the_closed_form_is_the_sum_over_all_choices_of_columns(r, inner):
 
 @pytest.mark.parametrize(("r", "per_head"), [(64, True), (128, False)])  # of fewer columns the tails are too long
 def test_gaussian_errors_are_as_expected_and_fall_with_r(r, per_head):
-    trials = 200
+    trials = 100  # a standard error of the mean square is 2 to 4 %
     shape = (1, 2, 16, 8)
     result = measure(CellContext(shape=shape, repeats=trials, sketch_size=r, per_head=per_head))
     assert len(result["kernel_error"]) == trials and len(result["kernel_expected"]) == 1
@@ -107,13 +107,6 @@ def test_gaussian_errors_are_as_expected_and_fall_with_r(r, per_head):
     # Theorem 2.2: the expected square of the un-tensored sketch's error is exactly proportional to 1/r.
     other = measure(CellContext(shape=shape, repeats=1, sketch_size=4 * r))
     assert other["sketch_expected"][0] == pytest.approx([x / 2 for x in result["sketch_expected"][0]], rel=1e-9)
-
-
-def test_the_error_falls_as_one_over_root_r_in_the_end():
-    """Theorem 1.1's rate: beyond the higher powers of 1/r, four times the columns halve the error."""
-    inner, norms = torch.tensor([0.5, 0.9]).double(), torch.ones(2).double()
-    errors = [expected_squares(inner, norms, r)[0].sqrt() for r in (10**6, 4 * 10**6)]
-    torch.testing.assert_close(errors[0] / errors[1], torch.full((2,), 2.0).double(), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(("sketch", "degree"), [("gaussian", 8), ("srht", 4), ("learned", 4)])

@@ -1,21 +1,19 @@
 """What training records of the decoding state: closed forms for all layers, and null where nothing decodes."""
 
-from itertools import pairwise
-
 import pytest
 from cells import config, said
 
 from bench import measures
 from bench.measures.context import CellContext
 
-LAYERS, HEADS, H, N = 3, 2, 8, 12
+LAYERS, HEADS, H, N = 2, 2, 8, 12
 FLOAT = 4
 
 
 def trained(tmp_path, seq_len=N, dtype="float32", causal=True, **attention):
-    changes = {"model": {"name": "transformer" if causal else "encoder", "layers": LAYERS}, "batch_size": 4}
+    changes = {"model": {"name": "transformer" if causal else "encoder", "layers": LAYERS}, "batch_size": 2}
     changes |= {"task": {"name": "compression" if causal else "reversal"}, "num_heads": HEADS, "head_dim": H}
-    changes["training"] = {"steps": 3, "warmup": 0, "evaluation_examples": 4, "test_examples": 4}
+    changes["training"] = {"steps": 2, "warmup": 0, "evaluation_examples": 2, "test_examples": 2}
     cell = config(attention["name"], {"name": "train"}, seq_len=seq_len, dtype=dtype, causal=causal, **changes)
     return measures.get("train")().measure(CellContext({**cell, "attention": attention}, tmp_path))
 
@@ -28,13 +26,10 @@ def cache(tokens, size=FLOAT):
 @pytest.mark.parametrize(
     ("attention", "dtype", "expected"),
     [
-        ({"name": "softmax"}, "float32", cache(N)),
-        ({"name": "softmax"}, "bfloat16", cache(N, 2)),
         ({"name": "flash"}, "float32", cache(N)),
+        ({"name": "softmax"}, "bfloat16", cache(N, 2)),
         # Sums over h features of h values and a one, in float32 whatever the dtype.
-        ({"name": "linear"}, "float32", LAYERS * HEADS * H * (H + 1) * FLOAT),
         ({"name": "linear"}, "bfloat16", LAYERS * HEADS * H * (H + 1) * FLOAT),
-        ({"name": "v_mean"}, "float32", LAYERS * HEADS * (H + 1) * FLOAT),
         # A window of the token itself.
         ({"name": "identity"}, "float32", cache(1)),
         ({"name": "local", "block_size": 5}, "float32", cache(5)),
@@ -48,16 +43,11 @@ def test_the_state_of_all_layers_is_the_closed_form(attention, dtype, expected, 
     assert (metric.value, metric.unit) == (expected, "bytes")
 
 
-@pytest.mark.parametrize(("name", "grows"), [("softmax", True), ("linear", False), ("local", False)])
-def test_only_a_cache_grows_with_the_context(name, grows, tmp_path):
-    sizes = [trained(tmp_path, seq_len, name=name)["state_bytes"] for seq_len in (8, 16, 32)]
-    assert all(later == (2 * earlier if grows else earlier) for earlier, later in pairwise(sizes))
-
-
-@pytest.mark.parametrize(("causal", "name"), [(False, "softmax"), (False, "informer")])
-def test_what_does_not_decode_has_none(causal, name, tmp_path):
-    measurements = trained(tmp_path, causal=causal, name=name)
-    assert measurements["state_bytes"] is None
+def test_what_does_not_decode_has_none(tmp_path):
+    """Nor has a record of before."""
+    measurements = trained(tmp_path, causal=False, name="softmax")
+    assert measurements["state_bytes"] is None and "state_bytes" not in said("train", measurements)
+    del measurements["state_bytes"]
     assert "state_bytes" not in said("train", measurements)
 
 
@@ -66,9 +56,3 @@ def test_measuring_it_leaves_training_as_it_was(tmp_path, monkeypatch):
     found = trained(tmp_path, **sketch)["test"]
     monkeypatch.setattr("bench.measures.train._state_bytes", lambda trainer, seq_len: 0)
     assert trained(tmp_path, **sketch)["test"] == found
-
-
-def test_a_record_of_before_has_none(tmp_path):
-    measurements = trained(tmp_path, name="linear")
-    del measurements["state_bytes"]
-    assert "state_bytes" not in said("train", measurements)

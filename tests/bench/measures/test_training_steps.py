@@ -1,17 +1,15 @@
 """What a training step takes, against steps whose time and memory are known, and against the loop that trains."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import cells
 import pytest
 import torch
 from cells import said
-from command import ROOT, environment
 
 from bench import measures
 from bench.common.errors import ConfigError
+from bench.execution import child
 from bench.execution.ranks import require_joint
 from bench.measures import train_step
 from bench.measures.context import CellContext
@@ -172,27 +170,34 @@ def test_memory_that_runs_out_is_an_answer_and_the_limit_of_the_search_is_kept(t
         measure("largest_batch", tmp_path, memory_limit=7)
 
 
-def test_on_a_cpu_the_process_may_take_more_than_the_batch(tmp_path):
-    code = """
-from bench.execution.child import limit_memory
-limit = lambda name: limit_memory({"device": "cpu", "bench": {"name": name, "memory_limit": 0.001}})
-print(limit("largest_batch") > 2**26, limit("train_step") == int(0.001 * 2**30))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment())
-    assert done.stdout == "True True\n", done.stderr
+def test_on_a_cpu_the_process_may_take_more_than_the_batch(monkeypatch):
+    monkeypatch.setattr(child.resource, "setrlimit", lambda *_: None)
+
+    def limit(name):
+        return child.limit_memory({"device": "cpu", "bench": {"name": name, "memory_limit": 0.001}})
+
+    assert limit("largest_batch") > 2**26 and limit("train_step") == int(0.001 * 2**30)
 
 
-def test_several_processes_are_refused(monkeypatch):
-    """They would not call equally often."""
+def test_what_several_processes_cannot_do_is_refused(monkeypatch):
+    """What is measured in one process would not be called equally often."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_PORT", "29500")
+
+    def cell(name, **changes):
+        return SimpleNamespace(config=config({"name": name}, training={"accumulate": 1}, **changes))
+
     for name in ("train_step", "compare_train_step", "largest_batch"):
         with pytest.raises(ConfigError, match=f"WORLD_SIZE=2: must be 1 for bench={name}"):
-            require_joint([SimpleNamespace(config=config({"name": name}, training={"accumulate": 1}))], "cells")
-    cell = SimpleNamespace(config=config({"name": "train"}, training={"accumulate": 1}))
-    require_joint([cell], "cells")
+            require_joint([cell(name)], "cells")
+    require_joint([cell("train")], "cells")
     with pytest.raises(ConfigError, match="WORLD_SIZE=2: must be 1 for hydra/launcher=slurm"):
-        require_joint([cell], "slurm")
+        require_joint([cell("train")], "slurm")
+    with pytest.raises(ConfigError, match="batch_size=15: must be divisible by"):
+        require_joint([cell("train", batch_size=15)], "cells")
+    monkeypatch.delenv("MASTER_PORT")
+    with pytest.raises(ConfigError, match="MASTER_PORT=: must be the port where"):
+        require_joint([cell("train")], "cells")
 
 
 @pytest.mark.gpu

@@ -31,18 +31,12 @@ def test_what_knows_the_future_is_no_decoder(name):
         build(config(name=name), VOCABULARY)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not attention_zoo.info(name).bidirectional])
-def test_what_sees_the_past_only_is_no_encoder(name):
-    with pytest.raises(UnsupportedError, match=f"causal=false: {name} sees the past only"):
-        build(config("encoder", name), VOCABULARY)
-
-
 @every_decoder
 def test_a_shorter_sequence_has_the_logits_of_its_prefix_so_that_none_knows_a_later_token(name):
     model, read = made(name=name), tokens()
     with torch.no_grad():
         whole = model(read)
-        for length in (1, 3, 4, 8, SEQ_LEN - 1):
+        for length in (1, 4, SEQ_LEN - 1):
             part = model(read[:, :length])
             torch.testing.assert_close(part, whole[:, :length], rtol=0, atol=tolerance(name))
 
@@ -56,10 +50,7 @@ def test_untrained_it_knows_nothing(model):
 
 
 # The gradients of each mechanism are those of its attention matrix: `test_contract.py`. Here the model is what learns.
-LEARNERS = [("transformer", "softmax"), ("transformer", "polysketch"), ("encoder", "softmax"), ("encoder", "reformer")]
-
-
-@pytest.mark.parametrize("model, name", LEARNERS)
+@pytest.mark.parametrize("model, name", [("transformer", "softmax"), ("encoder", "softmax")])
 def test_it_learns_a_batch_by_heart(model, name):
     """Of sequences that differ from the first token on; that is never the same twice, so that nothing is ambiguous."""
     learner = build(config(model, name), VOCABULARY).train()

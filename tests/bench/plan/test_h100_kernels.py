@@ -8,6 +8,7 @@ from bench import api
 from bench.measures import get
 from bench.plan.load import Loader
 
+pytestmark = pytest.mark.usefixtures("same_code")
 OTHERS = {"fla_linear_attn", "fla_simple_gla", "retention_power"}
 
 

@@ -63,7 +63,7 @@ def append(file, text):
 
 
 @pytest.fixture(scope="module")
-def configs():
+def configs(same_code):
     return {name: api.planned(LOADER, [*overrides, *TINY[:4]]).cells[0].config for name, overrides in CELLS.items()}
 
 

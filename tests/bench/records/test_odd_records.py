@@ -7,7 +7,7 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from odd_records import TEXTS, UNREADABLE, base, extreme, good, renamed, spoil, strange, unusable
+from odd_records import TEXTS, UNREADABLE, base, extreme, good, one_of_each, renamed, spoil, strange, unusable
 
 import analysis
 from analysis.__main__ import main
@@ -169,8 +169,8 @@ def test_the_mirror_holds_all_that_can_be_read(tmp_path):
 
 
 def test_odd_records_are_not_packed_and_are_named(tmp_path, capsys):
-    results = tmp_path / "runs"
-    write(results, good())
+    results, fine = tmp_path / "runs", one_of_each(5).values()
+    write(results, fine)
     for kind in UNREADABLE:
         spoil(Store(results), kind)
     linked = next((results / "records").glob("*.json"))
@@ -180,4 +180,4 @@ def test_odd_records_are_not_packed_and_are_named(tmp_path, capsys):
     assert len(messages(capsys)) == len(UNREADABLE)
     assert archive.main(["unpack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / "home")]) == 0
     loaded, lines = said(Store(tmp_path / "home").load)
-    assert lines == [] and {record.record_id for record in loaded} == {record.record_id for record in good()}
+    assert lines == [] and {record.record_id for record in loaded} == {record.record_id for record in fine}

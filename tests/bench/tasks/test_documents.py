@@ -2,14 +2,13 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from reading import needs_data
 
 from bench.common.errors import ConfigError
 from bench.inputs import models, texts
-from bench.tasks import SPLITS, documents, open_task, passages
+from bench.tasks import SPLITS, open_task, passages
 
 LONG = "é" * 3000
 
@@ -160,11 +159,10 @@ def check_passages(task, seq_len, count=300):
 
 
 @needs_data
-@pytest.mark.parametrize("seq_len", [300, 4096])
-def test_passages_of_testaments_are_of_their_testament_and_of_one_split(opened, seq_len):
-    task = opened("text", seq_len, data="testaments")
+def test_passages_of_testaments_are_of_their_testament_and_of_one_split(opened):
+    task = opened("text", 300, data="testaments")
     assert "stand-in" in task.source
-    tokens, labels, units = check_passages(task, seq_len)
+    tokens, labels, units = check_passages(task, 300)
     whole = "".join(texts.lines("kjv")).encode()
     new = whole.index(b"The book of the generation of Jesus Christ")
     for row, label, unit in zip(tokens[:50], labels, units, strict=False):
@@ -175,12 +173,11 @@ def test_passages_of_testaments_are_of_their_testament_and_of_one_split(opened, 
     assert [len(pages["test"][label]) for label in (0, 1)] == [38, 11]
 
 
-@pytest.mark.parametrize("seq_len", [300, 4096])
-def test_passages_of_files_are_of_one_file_or_of_two_and_files_are_of_one_split(opened, seq_len):
-    task = opened("retrieval", seq_len)
+def test_passages_of_files_are_of_one_file_or_of_two_and_files_are_of_one_split(opened):
+    task = opened("retrieval", 4096)
     assert "stand-in" in task.source
-    tokens, labels, _ = check_passages(task, seq_len)
-    kept = {split: [file.tobytes() for file in passages._files(min(seq_len, 4000))[split]] for split in SPLITS}
+    tokens, labels, _ = check_passages(task, 4096)
+    kept = {split: [file.tobytes() for file in passages._files(4000)[split]] for split in SPLITS}
     whole = {text.encode() for _, text in texts.sympy_files()}
     assert whole.issuperset(kept["test"])
     halves = [(file[: len(file) // 2], file[len(file) // 2 :]) for file in kept["test"]]
@@ -191,8 +188,3 @@ def test_passages_of_files_are_of_one_file_or_of_two_and_files_are_of_one_split(
     assert sum(a != b for a, b in zip(same, labels, strict=False)) <= 1
     each = [file for split in SPLITS for file in kept[split]]
     assert len(each) == len(set(each)) and min(len(kept[split]) for split in SPLITS) > 15
-
-
-def test_the_published_sizes_are_those_that_are_read():
-    assert (documents.LONGEST, documents.VOCABULARY) == (4000, 512)
-    assert np.array_equal(documents.row([b"ab", b""], 1, 3), [98, 99, 0, 0, 0, 0, 1])

@@ -23,10 +23,10 @@ def opened(tmp_path):
 
 
 def picture(number):
-    """Its first row tells which it is, in red, green and blue."""
+    """Its first row tells which it is, in red, green and blue; then come a black and a white one."""
     pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)
     pixels[0] = (number, 2 * number, 255 - number)
-    pixels[1] = 0
+    pixels[1:3] = [[[0]], [[255]]]
     return Image.fromarray(pixels)
 
 
@@ -82,10 +82,11 @@ def test_digits_are_enlarged_to_a_random_place_and_an_original_is_in_one_split(o
     number_of = {image.astype(np.uint8).tobytes(): number for number, image in enumerate(originals.images)}
     assert len(number_of) == 1797
     assert [len(images._digits()[split][1]) for split in SPLITS] == [1439, 179, 179]
+    # Of 300 images on 81 places two places are left out on average.
     seen, places = {}, set()
     for split in SPLITS:
-        tokens, targets, _ = task.batch(split, range(300))
-        units = task.units(split, range(300))
+        tokens, targets, _ = task.batch(split, range(100))
+        units = task.units(split, range(100))
         numbers = []
         for image, label in zip(tokens.reshape(-1, 32, 32).numpy(), targets[:, 0].tolist(), strict=True):
             small, place = found(image, number_of)
@@ -114,9 +115,3 @@ def found(image, number_of):
             ):
                 return digit, (row, column)
     raise AssertionError("no digit is shown")
-
-
-def test_white_stays_white_and_black_black():
-    records = [{"img": Image.new("RGB", (32, 32), colour), "label": 3} for colour in ("white", "black")]
-    (white, label), (black, _) = images._grey(records)
-    assert (white == 255).all() and (black == 0).all() and label == 3

@@ -20,17 +20,6 @@ def uniform(alphabet, count, seed=0):
     return np.random.default_rng(seed).integers(alphabet, size=count)
 
 
-def test_independent_tokens_cost_their_entropy_and_a_cycle_costs_nothing():
-    chances = np.array([0.5, 0.25, 0.125, 0.125])
-    independent = splits(np.random.default_rng(0).choice(4, size=400_000, p=chances))
-    entropy = -(chances * np.log(chances)).sum()
-    for loss in (unigram_loss, bigram_loss):
-        assert loss(independent, 4) == pytest.approx(entropy, abs=0.015)
-    cycle = splits(np.arange(40_000) % 7)
-    assert unigram_loss(cycle, 7) == pytest.approx(math.log(7), abs=1e-3)
-    assert 0 < bigram_loss(cycle, 7) < 1e-3
-
-
 def test_a_markov_chain_costs_its_entropy_rate():
     # 0 and 1 alternate with probability 0.9: the next token costs the entropy of a 0.9 coin, whichever came before.
     flips = np.random.default_rng(0).random(400_000) < 0.9

@@ -13,7 +13,6 @@ from pathlib import Path
 import needs
 import pytest
 import yaml
-from click.testing import CliRunner
 from command import TINY, bench
 from tracking_server import a_free_port, finished, mlflow_server, told
 
@@ -37,7 +36,6 @@ def test_the_installed_mlflow_takes_the_command(arguments):
 
     assert arguments[0] == "server" and "--serve-artifacts" in arguments
     server.make_context("server", arguments[1:], resilient_parsing=False)
-    assert CliRunner().invoke(server, ["--help"]).exit_code == 0
 
 
 def test_the_containers_answer_on_the_loopback_address_and_hold_no_secret():

@@ -113,8 +113,7 @@ def test_a_slow_server_is_waited_for_as_long_as_it_answers(tmp_path, monkeypatch
     assert done and "warning" not in capsys.readouterr().err
 
 
-def test_an_answer_of_the_store_is_noted(tmp_path):
-    mirror = Mirror(tmp_path)
+def test_an_answer_of_the_store_is_noted(mirror):
     began = time.monotonic()
     mirror.create()
     assert began <= mirror.answered <= time.monotonic()

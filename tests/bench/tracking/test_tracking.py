@@ -154,7 +154,7 @@ def test_a_later_attempt_supersedes(mirror, results_dir):
 
 
 def test_a_long_sweep_with_torn_runs_is_written_in_batches_and_read_in_pages(mirror, results_dir, monkeypatch):
-    measured = {f"quantity{index:04}": float(index) for index in range(2000)}
+    measured = {f"quantity{index:04}": float(index) for index in range(1000)}
     records = [
         a_record(number, bench="training", measured=measured if number == 0 else {"loss": 1.0}) for number in range(7)
     ]

@@ -18,17 +18,13 @@ from bench.records.store import Store, latest
 
 pytestmark = pytest.mark.commands
 TINY = (
-    "bench=train",
-    "task=reversal",
-    "model=encoder",
-    "seq_len=8",
-    "batch_size=16",
-    "training.warmup=5",
-    "training.evaluate_every=10",
-    "training.evaluation_examples=32",
-    "training.test_examples=37",
-    "tracking=none",
-    "device=cpu",
+    *("bench=train", "task=reversal", "model=encoder", "seq_len=8", "batch_size=16", "tracking=none", "device=cpu"),
+    *(
+        "training.warmup=5",
+        "training.evaluate_every=10",
+        "training.evaluation_examples=32",
+        "training.test_examples=37",
+    ),
 )
 
 
@@ -133,21 +129,9 @@ def test_two_processes_learn_what_one_does(tmp_path):
 
 
 def test_what_several_processes_cannot_do_is_one_line(tmp_path):
-    latency = command("bench=latency", "attention=softmax", "tracking=none", "device=cpu", f"results_dir={tmp_path}")
-    somewhere = {"MASTER_PORT": "29500"}
-    cases = [
-        (typed(tmp_path, "attention=softmax", "batch_size=15"), somewhere, "batch_size=15: must be divisible by"),
-        (latency, somewhere, "WORLD_SIZE=2: must be 1 for bench=latency"),
-        (typed(tmp_path, "attention=softmax"), {}, "MASTER_PORT=: must be the port where"),
-    ]
-    for words, port, message in cases:
-        several = environment(WORLD_SIZE="2", RANK="0", **port)
-        done = subprocess.run(words, env=several, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 2 and done.stderr.startswith(f"error: {message}"), done.stderr
-        assert done.stderr.count("\n") == 1
-
-
-def test_what_is_not_finite_ends_the_run_with_its_step_and_parameter(tmp_path):
-    done, (record,) = run(tmp_path, "attention=softmax", "training.learning_rate=1e35", "training.clip=null")
-    assert done.returncode == 1 and record.status == "nonfinite"
-    assert "step=" in record.reason and "the gradient of " in record.reason
+    """What else they cannot do: test_training_steps.py."""
+    several = environment(WORLD_SIZE="2", RANK="0", MASTER_PORT="29500")
+    words = typed(tmp_path, "attention=softmax", "batch_size=15")
+    done = subprocess.run(words, env=several, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and done.stderr.startswith("error: batch_size=15: must be divisible by"), done.stderr
+    assert done.stderr.count("\n") == 1
