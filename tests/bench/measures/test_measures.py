@@ -34,7 +34,7 @@ def test_compare_finds_the_ratio_of_known_sleeps_and_alternates(min_sample_ms, t
     turn = [times[0]] * fast + [times[1]]
     assert order[-6 * len(turn) :] == (turn + turn[::-1]) * 3
     speedup = said("compare", found)["speedup"]
-    # A busy machine wakes late from 3 ms; calls that were counted wrongly would change it by a factor of three or four.
+    # A busy machine wakes late from 3 ms; calls that were counted wrongly would double it at least.
     assert speedup.value == pytest.approx(times[0] / times[1], rel=0.5) and speedup.attention == "slow"
 
 

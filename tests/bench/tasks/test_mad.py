@@ -186,7 +186,7 @@ def test_the_dictionary_is_any_and_keys_are_uniform():
         ("noisy_recall", 32, {}, 8),
         ("fuzzy_recall", 48, {}, 8),
         ("compression", 16, {}, 15),
-        ("memorisation", 32, {"vocabulary": 24}, 11),
+        ("memorisation", 32, {"vocabulary": 24, "examples": None}, 11),
     ],
 )
 def test_without_the_key_every_answer_is_as_likely(name, seq_len, changes, answers):

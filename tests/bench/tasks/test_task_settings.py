@@ -34,16 +34,20 @@ def test_the_papers_sizes_are_the_defaults():
         # Of MAD's compression one token of 32 is the marker, here half of them are.
         **{"noisy_recall": (128, 128), "fuzzy_recall": (128, 128), "compression": (64, 128), "memorisation": (32, 128)},
     }
-    # The digests of drawn examples say what their other defaults are.
-    examples = {"associative_recall": None, "fuzzy_recall": 12800, "memorisation": 256}
-    assert {name: described(settings({"name": name}))["examples"] for name in examples} == examples
-    listops, pathfinder, recall = (
-        described(settings({"name": name})) for name in ("listops", "pathfinder", "associative_recall")
+    copying, recall = (described(settings({"name": name})) for name in ("selective_copying", "associative_recall"))
+    assert copying == {"name": "selective_copying", "num_tokens": 16, "alphabet": 16, "examples": 65536}
+    assert recall == {"name": "associative_recall", "num_pairs": 4, "vocabulary": 8192, "examples": None}
+    mad = {name: described(settings({"name": name})) for name in ("noisy_recall", "fuzzy_recall", "memorisation")}
+    assert (
+        mad["noisy_recall"].items() >= {"vocabulary": 32, "noise_tokens": 16, "noise": 0.2, "examples": 12800}.items()
     )
-    assert listops == {"name": "listops", "examples": 96000, "min_length": 500, "max_length": 2000, "max_depth": 10}
+    assert mad["fuzzy_recall"].items() >= {"vocabulary": 16, "key_tokens": 3, "value_tokens": 3}.items()
+    assert mad["memorisation"].items() >= {"vocabulary": 256, "examples": 256}.items()
+    arena = {name: described(settings({"name": name})) for name in ("listops", "pathfinder")}
+    lengths = {"min_length": 500, "max_length": 2000, "max_depth": 10}
+    assert arena["listops"] == {"name": "listops", "examples": 96000, **lengths}
     drawn = {"contour_length": 14, "marker_radius": 1.5, "examples": 160_000, "mask": "all", "data": "drawn"}
-    assert pathfinder == {"name": "pathfinder", **drawn}
-    assert recall["num_pairs"] == 4
+    assert arena["pathfinder"] == {"name": "pathfinder", **drawn}
 
 
 def refused(name="selective_copying", seq_len=64, causal=True, **changes):

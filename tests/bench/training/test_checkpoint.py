@@ -51,11 +51,16 @@ def of_another_cell(path):
     saved(path.parents[1] / "another", 4).rename(path)
 
 
+def without_a_digest(path):
+    torch.save({"cell": path.parent.name, **trained(trainer(), 4).state()}, path)
+
+
 CHANGED = "does not have the contents that it was written with"
 IRREGULAR = "is no regular file, and stays as it is"
 DAMAGES = {
     "empty": (lambda path: path.write_bytes(b""), CHANGED),
     "zeroed weights": (edited, CHANGED),
+    "of an older version": (without_a_digest, CHANGED),
     "of another model": (lambda path: saved(path.parent, 4, width=4), "Error(s) in loading state_dict for Small:"),
     "of another cell": (of_another_cell, "is of another cell, another"),
     "a pipe": (unlinked(os.mkfifo), IRREGULAR),

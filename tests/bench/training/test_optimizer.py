@@ -43,6 +43,13 @@ def test_embeddings_and_vectors_have_adamw_beside_it():
         assert torch.equal(change, adamw[name]) is alike, name
 
 
+def test_all_weights_are_changed_and_their_rates_are_the_schedule_s():
+    one = trained(trainer(optimizer="muon"), 4)
+    assert all(change.abs().max() > 0 for change in change_of(one).values())
+    assert {group["lr"] for group in one.optimizer.param_groups} == {learning_rate(one.settings, 4)}
+    assert len(one.optimizer.state) == len(list(one.model.parameters()))
+
+
 class ProductDtypes(TorchDispatchMode):
     """Notes the dtypes of the matrices that are multiplied."""
 
