@@ -20,8 +20,11 @@ HERE = Path(__file__).parent
 CHEAP = [*(word for word in TINY if not word.startswith("repeats=")), "repeats=70"]
 ORPHANS_END_WITHIN_S = 5.0
 # A worker for each core, which measures whatever the others do.
-A_WORKER_PER_CORE = ["hydra/launcher=devices", "hydra.launcher.cores_per_worker=1"]
-A_WORKER_PER_CORE += ["hydra.launcher.timings_alone=false"]
+A_WORKER_PER_CORE = [
+    "hydra/launcher=devices",
+    "hydra.launcher.cores_per_worker=1",
+    "hydra.launcher.timings_alone=false",
+]
 
 
 class Sweep:

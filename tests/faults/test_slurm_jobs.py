@@ -107,8 +107,13 @@ def test_a_job_whose_time_is_over_goes_on_without_its_head(slurm, tmp_path, prom
     """A job of Slurm whose time is over saves what it has, queues again by itself and goes on, though its head is
     dead
     """
-    limits = ["hydra.launcher.max_num_timeout=20", "hydra.launcher.timeout_min=1", "hydra.launcher.signal_delay_s=20"]
-    sweep = Jobs(slurm, tmp_path, *limits, "timeout=40", "hydra.launcher.cells_per_job=8", cells=8, sleep=3)
+    limits = [
+        "hydra.launcher.max_num_timeout=20",
+        "hydra.launcher.timeout_min=1",
+        "hydra.launcher.signal_delay_s=20",
+        "timeout=40",
+    ]
+    sweep = Jobs(slurm, tmp_path, *limits, "hydra.launcher.cells_per_job=8", cells=8, sleep=3)
     head = sweep.start()
     sweep.wait_for(lambda: slurm.jobs("RUNNING"), head)
     head.kill()
