@@ -97,7 +97,7 @@ def _cluster(settings: Ray, runner: Runner, gpus: bool) -> Iterator[Any]:
                 "include_dashboard": False,
                 "object_store_memory": 80 * 2**20,  # the store stays empty; Ray's minimum
             }
-            # Without a dashboard Ray starts its process anyhow, which asks the network in which cloud it is.
+            # Ray starts the dashboard's process even without a dashboard; that asks the network which cloud this is.
             node = importlib.import_module("ray._private.node").Node
             stack.enter_context(mock.patch.object(node, "start_api_server", lambda *_, **__: None, create=True))
         stack.callback(ray.shutdown)

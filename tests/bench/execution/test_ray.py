@@ -172,6 +172,7 @@ def talks(process):
 @needs_ray
 @pytest.mark.commands
 def test_a_cluster_of_its_own_measures_and_ends(tmp_path):
+    """It talks to nobody else: without our private `Node.start_api_server`, Ray 2.60 asks 169.254.169.254."""
     typed = ["attention=v_mean", "seed=1,2,3", f"results_dir={tmp_path}", *TINY]
     process = start(*typed, *LOCAL, ATTENTION_ZOO_TEST=str(tmp_path))
     heard = set()
