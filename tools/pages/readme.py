@@ -128,19 +128,21 @@ def _others(rows: pd.DataFrame) -> str:
 
 def _growth(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[tuple[str, int], Diagnosis]) -> str:
     """How much larger the lead over the best control is in the longest context than in the shortest."""
-    (first, one), (last, other) = (pick(verdicts.items(), key=lambda item: item[0][1]) for pick in (min, max))
-    positive, negative = one.positive or "", one.negative or ""
-    if first == last or (positive, negative) != (other.positive, other.negative):
+    longest, shortest = (pick(verdicts, key=lambda task_and_n: task_and_n[1]) for pick in (max, min))
+    last, first = verdicts[longest], verdicts[shortest]
+    positive, negative = last.positive or "", last.negative or ""
+    are_diagnostic = last.is_diagnostic and first.is_diagnostic
+    if longest == shortest or not are_diagnostic or (first.positive, first.negative) != (positive, negative):
         return ""
     leads = []
-    for own in (losses(found[last]), losses(found[first])):
+    for own in (losses(found[longest]), losses(found[shortest])):
         seeds = own[positive].keys() & own[negative].keys()
         leads.append({seed: own[positive][seed] - own[negative][seed] for seed in seeds})
     if (grown := compared(*leads)) is None:
         return ""
     low, high = grown.interval(LEVEL)
     does = {BETTER: "grows", WORSE: "shrinks", EQUIVALENT: "stays the same"}.get(verdict(grown), "may grow or shrink")
-    where = f"from n = {first[1]:,} to {last[1]:,}"
+    where = f"from n = {shortest[1]:,} to {longest[1]:,}"
     return f" The lead {does} {where}: {grown.value:+.3f} nats, {low:+.3f} to {high:+.3f} ({grown.seeds} seeds)."
 
 

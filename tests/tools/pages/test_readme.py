@@ -3,9 +3,11 @@
 import csv
 
 import pytest
-from synthetic_quality import run
+from synthetic_quality import run, runs
 
+from analysis.controls import diagnose
 from analysis.frame import tidy
+from analysis.training import panels, trained_cells
 from tools.pages import readme
 
 
@@ -22,6 +24,19 @@ def test_what_the_fastest_learned_stands_beside_softmax_and_no_attention(loss, w
     difference = float(beside_nothing.split("(")[1].split(" nats")[0])
     assert difference == pytest.approx(loss - 2.4, abs=0.02)
     assert readme.learned("flash", tidy(records)) == "What a model learns with `flash` was not measured."
+
+
+@pytest.mark.parametrize(("longer", "words"), [(1.6, "grows"), (1.9, "stays the same"), (1.96, "shrinks"), (2.2, None)])
+def test_a_lead_that_grows_with_the_context_is_found_unless_a_length_is_not_diagnostic(longer, words):
+    lengths = {64: 1.9, 128: longer}
+    frame = tidy([one for n, loss in lengths.items() for one in runs({"softmax": loss, "local": 2.0}, seq_len=n)])
+    found = dict(panels(trained_cells(frame)[0]))
+    said = readme._growth(found, {key: diagnose(rows) for key, rows in found.items()})
+    if words is None:
+        assert said == ""
+    else:
+        assert said.startswith(f" The lead {words} from n = 64 to 128: ")
+        assert float(said.split(": ")[1].split(" nats")[0]) == pytest.approx(longer - 1.9, abs=0.02)
 
 
 def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says():
