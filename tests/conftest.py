@@ -6,6 +6,8 @@ import signal
 
 # Small tensors gain nothing from threads, and threads that wait for busy cores cost minutes. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Commands that the tests start keep what Python compiled, as they do for users: without, each compiles the suite anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Triton's kernels are interpreted where no device runs them. Before triton is imported.
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")

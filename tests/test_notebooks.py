@@ -119,7 +119,7 @@ def test_a_notebook_runs_on_any_records_and_writes_nothing_beside_itself(path, s
         assert "('ok', None)" in str(done.cells)
 
 
-@pytest.mark.commands
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in NOTEBOOKS if shown(read(path))], ids=lambda path: path.stem)
 def test_what_a_notebook_shows_is_of_the_records_in_the_repository(path):
     assert shown(run(path, RESULTS)) == shown(read(path)), AGAIN

@@ -113,7 +113,7 @@ def told(address, code):
     return done.stdout
 
 
-def finished(address, kind="cell"):
-    """How many finished runs of a kind the server has."""
-    query = f"client.search_runs(ids, \"tags.kind = '{kind}'\")"
-    return int(told(address, f"print(sum(run.info.status == 'FINISHED' for run in {query}))"))
+def finished(address, *kinds):
+    """How many finished runs of each kind the server has."""
+    count = "sum(run.info.status == 'FINISHED' for run in client.search_runs(ids, f\"tags.kind = '{kind}'\"))"
+    return tuple(map(int, told(address, f"print(*({count} for kind in {kinds}))").split()))

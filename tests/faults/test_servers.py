@@ -36,7 +36,7 @@ def assert_all_is_told(results, folder):
     with mlflow_server(folder) as (address, _):
         again = bench(*SWEEP, f"tracking.uri={address}", f"results_dir={results}")
         assert (again.returncode, "warning" in again.stderr) == (0, False), again.stderr
-        assert (finished(address), finished(address, "summary")) == (CELLS, 1)
+        assert finished(address, "cell", "summary") == (CELLS, 1)
     assert len(Store(results).load()) == CELLS
 
 
@@ -92,7 +92,7 @@ def test_a_tracking_server_that_is_no_good_costs_no_cell(kind, tmp_path, promise
         done = bench(*SWEEP, f"tracking.uri={front}", f"results_dir={results}", timeout=400)
         took = time.monotonic() - began
         if kind is dawdles:
-            assert (finished(address), finished(address, "summary")) == (CELLS, 1)
+            assert finished(address, "cell", "summary") == (CELLS, 1)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert done.stdout.count("| ok ") == CELLS
     assert done.stderr.count("warning: ") == (kind is not dawdles), done.stderr

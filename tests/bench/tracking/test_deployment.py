@@ -102,7 +102,7 @@ def test_the_plain_command_gets_runs_and_artifacts(tmp_path, database):
 
 def assert_all_is_there(folder, done, address):
     assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
-    assert (finished(address), finished(address, "curve"), finished(address, "summary")) == (2, 1, 1)
+    assert finished(address, "cell", "curve", "summary") == (2, 1, 1)
     code = (
         "(run,) = client.search_runs(ids, \"tags.kind = 'summary'\")\n"
         "for at in (None, 'figures'): print(*(f.path for f in client.list_artifacts(run.info.run_id, at)))\n"

@@ -1,5 +1,6 @@
 """Processes that write one mirror of records: quiet, killed at any point, and several at once."""
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 from test_tracking import a_record, runs_of
 
 from bench.records.store import Store
+from bench.tracking import mirror
 from bench.tracking.mirror import Mirror
 
 pytestmark = pytest.mark.commands
@@ -48,16 +50,16 @@ time.sleep(1)  # telemetry is sent from a thread
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def _sync(results_dir, records):
-    Mirror(results_dir).sync(records)
+def forked(task, *arguments):
+    """A process that does this, with MLflow imported as it is here."""
+    process = multiprocessing.get_context("fork").Process(target=task, args=arguments)
+    process.start()
+    return process
 
 
 def test_four_processes_may_start_on_a_store_that_does_not_exist(tmp_path):
-    spawn = multiprocessing.get_context("spawn")
     shares = [[a_record(10 * share + index) for index in range(3)] for share in range(4)]
-    processes = [spawn.Process(target=_sync, args=(tmp_path, share)) for share in shares]
-    for process in processes:
-        process.start()
+    processes = [forked(Mirror(tmp_path).sync, share) for share in shares]
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * 4
@@ -66,31 +68,31 @@ def test_four_processes_may_start_on_a_store_that_does_not_exist(tmp_path):
     assert {run.info.status for run in runs_of(tmp_path)} == {"FINISHED"}
 
 
+def sync_until(results_dir, number, statement):
+    """Mirror, but be killed before the so-manyth statement that begins so."""
+    from sqlalchemy import Engine, event
+
+    numbers = itertools.count(1)
+
+    @event.listens_for(Engine, "before_cursor_execute")
+    def kill(connection, cursor, text, *_):
+        if text.startswith(statement) and next(numbers) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    mirror.BATCH = 10
+    Mirror(results_dir).sync(Store(results_dir).load())
+
+
 def test_kill_at_any_point_loses_and_doubles_nothing(tmp_path):
     records = [a_record(number) for number in range(30)]
     store = Store(tmp_path)
     for record in records:
         store.write(record)
-    code = """
-import itertools, os, signal, sys
-from sqlalchemy import Engine, event
-from bench.records.store import Store
-from bench.tracking import mirror
-
-numbers = itertools.count(1)
-
-@event.listens_for(Engine, "before_cursor_execute")
-def kill(connection, cursor, statement, *_):
-    if statement.startswith(sys.argv[3]) and next(numbers) == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-mirror.BATCH = 10
-mirror.Mirror(sys.argv[1]).sync(Store(sys.argv[1]).load())
-"""
 
     def kill_at(number, statement=""):
-        killed = run_python(code, tmp_path, number, statement)
-        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+        killed = forked(sync_until, tmp_path, number, statement)
+        killed.join(120)
+        assert killed.exitcode == -signal.SIGKILL
 
     for number in (100, 700):  # of the migration
         kill_at(number)
