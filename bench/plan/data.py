@@ -24,9 +24,7 @@ def require_data(values: Mapping[str, Any]) -> None:
         if isinstance(value, str):
             require_text(key, value)
         why = None
-        if key.startswith("_") or "._" in key:
-            why = "keys that start with _ are not allowed, configs are data"
-        elif isinstance(value, bytes):
+        if isinstance(value, bytes):
             why = "must not be bytes"
         elif isinstance(value, int) and abs(value) > LARGEST:
             why = "must fit into 64 bits"
