@@ -207,7 +207,7 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
         said = f"{from_there}, and {is_fastest}"
     else:
         said = f"{from_there}; `{best.attention}` is {is_fastest}"
-    return [said, *_of_memory(own), *_of_errors(own, ahead)]
+    return [said, *_of_memory(own), *_of_errors(own, ahead, best)]
 
 
 def _of_memory(own: list[Answer]) -> list[str]:
@@ -225,12 +225,16 @@ def _of_memory(own: list[Answer]) -> list[str]:
     if not least:
         return []
     peaks = [f"{_times(ratio)} in {what} (`{name}`, n = {n:,.0f})" for what, (ratio, name, n) in least.items()]
-    saves = "Memory" if min(least.values())[0] < CLEARLY else "No mechanism clearly saves memory"
-    return [f"{saves}: the smallest peak is, as a multiple of the best softmax's, {' and '.join(peaks)}."]
+    saves = "Memory" if min(least.values())[0] < CLEARLY else "No mechanism clearly saves memory at the longest length"
+    over = f"as a multiple of that of the {own[0].dtype} softmax that needs least"
+    return [f"{saves}: the smallest peak is, {over}, {' and '.join(peaks)}."]
 
 
-def _of_errors(own: list[Answer], ahead: list[Answer]) -> list[str]:
-    """A sentence: what is nearest to a trained model's softmax, if it is clearly nearer than averaging the values."""
+def _of_errors(own: list[Answer], ahead: list[Answer], best: Answer) -> list[str]:
+    """A sentence: what is nearest to a trained model's softmax, if it is clearly nearer than averaging the values.
+
+    It adds the error of the `best` one, the fastest, if that is clearly worse than averaging.
+    """
     known = [one for one in own if one.error and one.averaging]
     nearer = [one for one in known if one.error and one.averaging and one.error[2] < one.averaging[1]]
     faster = [one for one in nearer if one in ahead]
@@ -242,7 +246,9 @@ def _of_errors(own: list[Answer], ahead: list[Answer]) -> list[str]:
     place = "In place of a trained model's softmax"
     if faster:
         since = said_length(near.from_n, near.is_first, near.n)
-        return [f"{place}, {name} is the nearest that is faster, from n = {since} on: {errors}."]
+        worse = best.error and best.averaging and best.error[1] > best.averaging[2]
+        more = f"; `{best.attention}` has {_error(best.error)}" if worse else ""
+        return [f"{place}, {name} is the nearest that is faster, from n = {since} on: {errors}{more}."]
     if nearer:
         return [f"{place}, {name} is nearer than averaging, but not faster: {errors}."]
     if len(known) > 1:

@@ -11,8 +11,10 @@ from analysis.paired import MARGIN
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.controls import NAMED, names_of_rows
 from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords
 from analysis.training import BENCHES, trained_cells
 
+NEEDS_STEPS = "needs bench=compare_train_step or bench=train_step of a model that was trained"
 ROW = 0.34
 """Height of a mechanism's row in inches."""
 _EXPLANATION = (
@@ -26,14 +28,15 @@ _EXPLANATION = (
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """The shortest length at which a mechanism is faster than softmax and as good: one row of panels for each task."""
+    """The shortest length at which each is faster than softmax and as good: panels for each task with timed steps."""
     data, more = trained_cells(frame)
     found = lengths(frame, data)
-    if found["speed"].notna().any():  # a task without timed steps has no answer
-        found = found[found.groupby("kind")["speed"].transform("count") > 0]
-        kept = data["kind"].isin(found["kind"])
-        data, more = trained_cells(frame, set(data.loc[kept, "inputs"]))
-        data = data[data["kind"].isin(found["kind"])]
+    found = found[found.groupby("kind")["speed"].transform("count") > 0]
+    if found.empty:
+        raise MissingRecords(NEEDS_STEPS)
+    kept = data["kind"].isin(found["kind"])
+    data, more = trained_cells(frame, set(data.loc[kept, "inputs"]))
+    data = data[data["kind"].isin(found["kind"])]
     properties = {name: line for name, line in style.of_series(data).items() if name in set(found["series"])}
     tasks = list(found.groupby("kind"))
     heights = [max(layout.PANEL[1], 0.7 + ROW * rows["series"].nunique()) for _, rows in tasks]

@@ -70,7 +70,7 @@ def learned(name: str, frame: pd.DataFrame) -> str:
         said.append(f"{THAN[word]} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
     step = _speed(lengths(frame, data).set_index(["kind", "n", "series"]).loc[(task, n, name)])
     where = " or ".join(sorted(set(frame.loc[frame["bench"].isin(BENCHES), "device_name"])))
-    took = f"took {step} as many steps a second as softmax (on {where}), and " if step else ""
+    took = f"took {step} as many steps a second as softmax (whole steps, on {where}), and " if step else ""
     more = "[more below](#what-do-models-learn-with-it)"
     return f"In a small model of {task}, n = {n}, `{name}` {took}was {' and '.join(said)}; {more}."
 
@@ -167,9 +167,9 @@ def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     share = 100 * parts["share"].groupby(level=1).first()
     against = f"loss minus that of `{kinds['against'].iloc[0]}`, by what a token is"
     return means.map("{:+.2f}".format), (
-        f"- *Far*, *near*, *others*: {against}. Far ({share['far']:.1f} %): the token and the one before it stood "
-        "together 64 or more tokens earlier, and at most 1,250 times in the training text. "
-        f"Near ({share['near']:.1f} %): within 64 tokens. Others ({share['others']:.1f} %): all else. "
+        f"- *Far*, *near*, *others*: {against}. Far ({share['far']:.1f} %): the token and the one before it last "
+        f"stood together 64 or more tokens earlier. Near ({share['near']:.1f} %): fewer than 64. "
+        f"Others ({share['others']:.1f} %): all else, and pairs that stand over 1,250 times in the training text. "
         "[By distance](results/quality/figures/loss_by_distance.png), with intervals over seeds."
     )
 
@@ -192,7 +192,7 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str
     faster_ones = f"{own} and" if own else "only"
     unknown = ", ".join(f"`{name}`" for name in faster.index[faster["is equal"].isna()])
     equal = (equal or "none") + (f" ({unknown} undecided)" if unknown else "")
-    which = f"Clearly faster: {faster_ones} {are_controls.sum()} controls; of these with {link}: {equal}."
+    which = f"Clearly faster there: {faster_ones} {are_controls.sum()} controls; of these with {link}: {equal}."
     return f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing; {machine}). {which}"
 
 
