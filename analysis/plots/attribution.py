@@ -40,6 +40,8 @@ def figure(frame: pd.DataFrame) -> Picture:
     for panel, one in zip(axes[:, 0], found, strict=True):
         _draw(panel, one)
     hows = {how: {**look, "label": how} for how, look in HOWS.items() if any(_has(one, how) for one in found)}
+    panels = {(one.kind, one.n) for one in found}
+    data = data[[panel in panels for panel in zip(data["kind"], data["seq_len"], strict=True)]]
     shown = data[data["series"].isin([name for one in found for name in (one.hybrid, *_partners(one))])]
     return layout.finish(drawn, hows, *notes(data), _EXPLANATION, *more, captions.conditions(shown))
 

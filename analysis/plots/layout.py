@@ -213,8 +213,9 @@ def title(axes: Axes, text: str, points_above: float = 6) -> None:
 
 
 def titles(axes: Axes, text: str, small: str) -> None:
-    """Set the title of one panel, and a smaller subtitle."""
-    words = fitted(small, 0.65 * picture(axes).panel_width, SMALLEST)
+    """Set the title of one panel, and a smaller subtitle, wrapped if it is wide."""
+    width = 0.65 * picture(axes).panel_width  # beside the names of rows
+    words = wrapped(small, width, SMALLEST) if _LETTER * SMALLEST * len(small) > 72 * width else small
     axes.text(0.5, 1.02, words, transform=axes.transAxes, ha="center", va="bottom", fontsize=SMALLEST)
     title(axes, text, 5 + 10 * (words.count("\n") + 1))
 
