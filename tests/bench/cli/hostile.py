@@ -18,6 +18,7 @@ DEEP = 2000
 # What is typed, and how the line begins or what it says beside the key.
 SENTENCES = {
     "attention=flsh": "attention=flsh: unknown; did you mean flash",
+    "attention=../config": "attention=config: must be the name of a file in attention/",
     "attention.name=../../etc/passwd": "attention='../../etc/passwd'",
     "seq_ln=5": "seq_ln: unknown; did you mean seq_len",
     "+x=1": "x=1: unknown",
@@ -71,7 +72,7 @@ VALUES = {
     "max_cells": "0 null 1,2",
     "size": "huge null",
     "grids": "[1] x {laptop:[]}",
-    "attention": "../config é '' [flash] - 5 flash,nothing $(rm",
+    "attention": "é '' [flash] - 5 flash,nothing $(rm",
     "bench": "nothing null",
     "experiment": "../config [x] demo.yml",
     "bench.passes": "[sideways] [] forward,sideways 5 [[forward]]",
