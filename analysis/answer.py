@@ -233,7 +233,7 @@ def _of_memory(own: list[Answer]) -> list[str]:
 def _of_errors(own: list[Answer], ahead: list[Answer], best: Answer) -> list[str]:
     """A sentence: what is nearest to a trained model's softmax, if it is clearly nearer than averaging the values.
 
-    It adds the error of the `best` one, the fastest, if that is clearly worse than averaging.
+    The error of the `best` one, the fastest, stands beside it if averaging is clearly better, at the same length.
     """
     known = [one for one in own if one.error and one.averaging]
     nearer = [one for one in known if one.error and one.averaging and one.error[2] < one.averaging[1]]
@@ -246,8 +246,8 @@ def _of_errors(own: list[Answer], ahead: list[Answer], best: Answer) -> list[str
     place = "In place of a trained model's softmax"
     if faster:
         since = said_length(near.from_n, near.is_first, near.n)
-        worse = best.error and best.averaging and best.error[1] > best.averaging[2]
-        more = f"; `{best.attention}` has {_error(best.error)}" if worse else ""
+        is_worse = best.error and best.averaging and best.error[1] > best.averaging[2]
+        more = f"; `{best.attention}` has {_error(best.error)}" if is_worse and best.error_n == near.error_n else ""
         return [f"{place}, {name} is the nearest that is faster, from n = {since} on: {errors}{more}."]
     if nearer:
         return [f"{place}, {name} is nearer than averaging, but not faster: {errors}."]

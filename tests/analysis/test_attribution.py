@@ -113,6 +113,18 @@ def test_the_table_and_the_figure_say_the_same():
     assert "the window earns 0.40 [" in " ".join(words(panel)) and "Diagnostic: " in caption(figure)
 
 
+def test_the_figure_keeps_its_words_inside_and_diagnoses_only_what_it_shows():
+    shown = [
+        one for one in hybrid(0.4, 0.0, text="sympy") if one.config["label"] not in SILENT
+    ]  # "by removal" makes it long
+    figure = attribution.figure(tidy([*shown, *runs({"softmax": 1.9, "local": 2.0}, text="kjv")]))
+    figure.draw_without_rendering()
+    for text in (text for axes in figure.axes for text in axes.texts):
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.width, text.get_text()
+    assert "Diagnostic: language modelling" in caption(figure) and "kjv" not in caption(figure)
+
+
 def test_without_a_hybrid_it_says_what_is_missing():
     with pytest.raises(MissingRecords, match="hybrid"):
         table(tidy(runs()))

@@ -69,7 +69,7 @@ def test_four_processes_may_start_on_a_store_that_does_not_exist(tmp_path):
 
 
 def sync_until(results_dir, number, statement):
-    """Mirror, but be killed before the so-manyth statement that begins so."""
+    """Mirror, but be killed before the statement of this number among those that begin so."""
     from sqlalchemy import Engine, event
 
     numbers = itertools.count(1)
