@@ -197,9 +197,10 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
     what = "forward and backward pass of one attention" if best.training else "forward pass"
     gain = f"{speed(best.training or best.forward)} as fast as the best exact softmax at n = {at:,.0f} ({what})"
     is_fastest = f"the fastest{' to train' if best.training else ''}: {gain}."
+    since = said_length(first.from_n, False, first.n)
+    where = "there," if since == f"{first.n:,}" else f"from there to n = {first.n:,},"
     from_there = (
-        f"{words}: use exact softmax below n = {_rounded(first.from_n)}; from there to n = {first.n:,}, the longest "
-        f"measured, `{first.attention}` is faster"
+        f"{words}: use exact softmax below n = {since}; {where} the longest measured, `{first.attention}` is faster"
     )
     if first.is_first:
         said = f"{words}: `{best.attention}` is {is_fastest}"
@@ -311,16 +312,16 @@ def _errors(
 
 
 def said_length(from_n: float, is_first: bool, longest: float) -> str:
-    """`870`, `512 (the shortest measured)` or `none up to 8,192`, the `longest` length measured."""
+    """`870`, `512 (the shortest measured)` or `none up to 8,192`, the `longest` length measured.
+
+    A length between two that were measured is rounded up to two significant digits, but not above the longest.
+    """
     if not math.isfinite(from_n):
         return f"none up to {longest:,.0f}"
-    return f"{from_n:,.0f} (the shortest measured)" if is_first else _rounded(from_n)
-
-
-def _rounded(length: float) -> str:
-    """The length, rounded up to two significant digits, unless it is one that was measured, after a tie."""
-    unit = 1 if length.is_integer() else 10 ** max(0, math.floor(math.log10(length)) - 1)
-    return f"{math.ceil(length / unit) * unit:,}"
+    if is_first or from_n.is_integer():
+        return f"{from_n:,.0f}{' (the shortest measured)' if is_first else ''}"
+    unit = 10 ** max(0, math.floor(math.log10(from_n)) - 1)
+    return f"{min(math.ceil(from_n / unit) * unit, longest):,.0f}"
 
 
 def speed(ratio: tuple[float, float, float] | None) -> str:

@@ -63,6 +63,12 @@ def test_what_is_ahead_or_behind_at_all_lengths_is_said_so(rng):
     assert answer.sentences(found) == ["Without a mask: use exact softmax up to n = 1,024; all others are slower."]
 
 
+def test_what_is_ahead_at_the_longest_length_alone_is_faster_there(rng):
+    (one,) = answer.answers(tidy([timed(rng, costs(n), n) for n in LENGTHS]))
+    (said,) = answer.sentences([one._replace(from_n=4090.5)])
+    assert "softmax below n = 4,096; there, the longest measured, `skeinformer` is faster, and the fastest" in said
+
+
 def test_a_tie_is_undecided_and_no_reason_for_softmax(rng):
     noisy = timed(rng, {"flash": 1e6, "skeinformer": 1e6}, 1024)
     (one,) = answer.answers(tidy([noisy]))
@@ -230,5 +236,5 @@ def test_after_a_tie_a_mechanism_is_ahead_from_the_first_length_on_that_says_so(
 
 
 def test_a_length_that_was_measured_is_not_rounded():
-    said = [answer.said_length(length, False, 4096) for length in (1024.0, 1023.5, 680.2)]
-    assert said == ["1,024", "1,100", "690"]
+    said = [answer.said_length(length, False, 4096) for length in (1024.0, 1023.5, 680.2, 4090.5)]
+    assert said == ["1,024", "1,100", "690", "4,096"]
