@@ -37,7 +37,7 @@ def identity(name: str, key: str = KEY) -> dict[str, Any]:
 def lines(name: str, key: str = KEY) -> Iterator[str]:
     """The text `name`, line by line with line ends, read lazily."""
     if not is_local(name, key):
-        yield from rows(*dataset(name), key=key)
+        yield from (row["text"] for row in records(*dataset(name), "train", key, ("text",)))
         return
     try:
         text = _kjv(key) if name == "kjv" else PACKAGED[name]() if name in PACKAGED else Path(name).read_text("utf-8")
@@ -66,12 +66,6 @@ def unreadable(on_hub: bool = True) -> str | None:
     if find_spec("datasets") is None:
         return "datasets is missing (pip install -e '.[hub]')"
     return "HF_HUB_OFFLINE is set" if on_hub and models.is_offline() else None
-
-
-def rows(path: str, config: str | None, revision: str | None, split: str = "train", key: str = KEY) -> Iterator[str]:
-    """The column `text` of a hub dataset, row by row; raises like `records`."""
-    for record in records(path, config, revision, split, key, ("text",)):
-        yield record["text"]
 
 
 def records(
@@ -127,11 +121,7 @@ def sympy_files() -> list[tuple[str, str]]:
     return [(path, file.read_text("utf-8")) for path, file in files]
 
 
-def _sympy() -> str:
-    return "".join(text for _, text in sympy_files())
-
-
-PACKAGED = {"pydoc": _pydoc, "sympy": _sympy}
+PACKAGED = {"pydoc": _pydoc, "sympy": lambda: "".join(text for _, text in sympy_files())}
 """Texts that are always on this machine."""
 
 

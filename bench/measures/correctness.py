@@ -74,7 +74,9 @@ class CorrectnessCheck:
         """Check a mechanism on the short input in every pass that will be measured."""
         with_gradients = set(passes) != {"forward"}
         if with_gradients:
-            _first_gradient()
+            # Torch imports SymPy at a process's first gradient: this must count for the cell, not for its check.
+            one = torch.ones((), requires_grad=True)
+            torch.autograd.grad(one * 1, one, torch.ones(()))
         with self.context.during("check"):
             reference = Reference(attention, self.context.reference(label), with_gradients=with_gradients)
             self.mechanisms[label], self.references[label] = attention, reference
@@ -86,7 +88,7 @@ class CorrectnessCheck:
             for name in ("forward", "forward_backward") if with_gradients else ("forward",):
                 result = Pass(name, attention, inputs, gradient).run_unprepared()
                 self._require_unchanged(label)
-                self._compare("short", label, f"{name} of {length} tokens", result, expected, probe, inputs[2])
+                self._compare(label, f"{name} of {length} tokens", result, expected, probe, inputs[2])
 
     def _short(self, length: int) -> Inputs:
         """The start of the cell's first sequence; generated keys get a common part in every second head."""
@@ -118,7 +120,7 @@ class CorrectnessCheck:
             if self.sign > 0:
                 if label not in self.expected:
                     self.expected[label] = self.references[label].results(self.inputs, self.probe, self.gradient)
-                self._compare("own", label, name, result, self.expected[label], self.probe, self.inputs[2])
+                self._compare(label, name, result, self.expected[label], self.probe, self.inputs[2])
 
     def check_last(self, label: str, name: str, result: Result) -> None:
         """Compare the last result of a pass with the first one for values of the same sign."""
@@ -145,16 +147,9 @@ class CorrectnessCheck:
                 self.context.note_implementation(label, attention)
 
     def _compare(
-        self,
-        which: str,
-        label: str,
-        name: str,
-        result: Result,
-        expected: tuple[Tensor, ...],
-        probe: Probe,
-        value: Tensor,
+        self, label: str, name: str, result: Result, expected: tuple[Tensor, ...], probe: Probe, value: Tensor
     ) -> None:
-        reference = self.references[label]
+        reference, which = self.references[label], "own" if probe is self.probe else "short"
         report = self.context.correctness.setdefault(label, {}).setdefault(which, {})
         errors = reference.compare(f"{label}, {name}", result, expected, probe, value)
         report |= {key: max(error, report.get(key, 0.0)) for key, error in errors.items()}
@@ -197,12 +192,6 @@ def spread(seq_len: int, count: int, generator: torch.Generator) -> Tensor:
     edges = torch.linspace(0, seq_len - 1, count).long()
     drawn = edges[:-1] + (torch.rand(count - 1, generator=generator) * edges.diff()).long()
     return torch.cat([drawn, edges[-1:]])
-
-
-def _first_gradient() -> None:
-    """Torch imports SymPy at a process's first gradient: this must count for the cell, not for its check."""
-    one = torch.ones((), requires_grad=True)
-    torch.autograd.grad(one * 1, one, torch.ones(()))
 
 
 def _fingerprint(x: Tensor | None) -> Tensor | None:

@@ -77,7 +77,7 @@ class Train(Benchmark):
             test["loss_by_position"] = _rounded(test["loss_by_position"])
             more = {"branches": _without_branches(trainer), "longer": _at_other_lengths(context, trainer)}
         if keep and not trainer.world.rank:
-            saved.save(keep, trainer.model, context.config, *_sizes(trainer.task))
+            saved.save(keep, trainer.model, saved.Saved(context.config, *_sizes(trainer.task)))
             checkpoint.clear(keep)
         task = trainer.task
         found = {"seconds": _rounded(trainer.seconds), "validation": trainer.evaluations, "test": test}

@@ -16,7 +16,6 @@ from bench.plan.config import Config
 from bench.plan.data import is_data, spelled
 from bench.plan.machine import THIS_MACHINE, Resources, choose_device, installed, measuring_identity
 from bench.plan.sources import Source, calls, closure
-from bench.training.settings import require_parts
 
 # The keys in which the entries of a comparison may differ, and those that their labels show where they differ.
 ENTRY = ("attention", "impl", "dtype", "model")
@@ -200,7 +199,8 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
         task.require_fits(sizes)
         if not model.has_attention:
             label = model.name
-        require_parts(config.training, sizes["batch_size"])
+        if sizes["batch_size"] % (parts := config.training["accumulate"]):
+            raise ConfigError(f"training.accumulate={parts}: must divide batch_size={sizes['batch_size']}")
     sizes["device"] = choose_device(config.device, resources)
     return {"label": label, "attention": attention, "bench": bench, "inputs": config.inputs, **sizes, **trained}
 

@@ -54,7 +54,11 @@ class Task:
         sizes: how many examples each split has; null: without end.
         classes: of which the one answer of an example is one, 0..classes - 1; null: answers are tokens.
         padding: the token id that means that there is no token; null: none does.
+        unit: what `units` are, in the plural.
     """
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """Kinds of answers that `kinds_of` tells apart; none where all are of one."""
 
     source: str
     vocabulary: int
@@ -62,17 +66,13 @@ class Task:
     sizes: Mapping[str, int | None]
     classes: int | None = field(default=None, kw_only=True)
     padding: int | None = field(default=None, kw_only=True)
+    unit: str = field(default="groups of examples", kw_only=True)
 
     def size(self, split: str) -> int | None:
         """How many examples a split has; null: without end. Raises `ValueError` for another split."""
         if split not in self.sizes:
             raise ValueError(f"split={split!r}: must be one of {', '.join(self.sizes)}")
         return self.sizes[split]
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of answers that `kinds_of` tells apart; none where all are of one."""
-        return ()
 
     def kinds_of(self, split: str, index: int) -> NDArray[np.int64]:
         """The kind of each answer of an example, `(seq_len,)`, as a place in `kinds`."""
@@ -84,11 +84,6 @@ class Task:
         Here examples are independent; they are dealt out to so many units that intervals over these are Student's.
         """
         return [index % UNITS for index in indices]
-
-    @property
-    def unit(self) -> str:
-        """What `units` are, in the plural."""
-        return "groups of examples"
 
     def baselines(self) -> dict[str, float]:
         """Losses on the test split that a model has to beat, nats per answer, by the name of what has them."""
@@ -124,21 +119,14 @@ class Fresh(Task):
     Attributes:
         draw: makes one of a split.
         seed: of the streams.
-        made_of: what units are, in the plural.
     """
 
     draw: Callable[[Draws, str], Drawn]
     seed: int
-    made_of: str
 
     def units(self, split: str, indices: Sequence[int]) -> list[int]:
         """What each example was made of."""
         return [self._drawn(split, index).unit for index in indices]
-
-    @property
-    def unit(self) -> str:
-        """What examples are made of."""
-        return self.made_of
 
     def example(self, split: str, index: int) -> Example:
         """Draw one example."""

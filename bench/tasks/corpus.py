@@ -108,13 +108,13 @@ class HubText:
         return {"dataset": self.source, "column": "text", "split": self._place(split)}
 
     def pieces(self, split: str) -> Iterator[str]:
-        """The documents of a split, read no further than asked; raises as `bench.inputs.texts.rows`."""
+        """The documents of a split, read no further than asked; raises as `bench.inputs.texts.records`."""
         if not models.hub_answers():
             raise ConnectionError(f"{KEY}={self.path!r}: the Hugging Face hub cannot be reached")
         there, first, step = self._place(split)
-        rows = texts.rows(self.path, self.config, self.revision, there, KEY)
+        rows = texts.records(self.path, self.config, self.revision, there, KEY, ("text",))
         for row in islice(rows, first, None, step):
-            document = self.clean(row)
+            document = self.clean(row["text"])
             yield document if document.endswith("\n") or not document else f"{document}\n"
 
     def _place(self, split: str) -> tuple[str, int, int]:

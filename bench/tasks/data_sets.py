@@ -18,12 +18,20 @@ KEY = "task.data"
 
 @dataclass
 class DataSettings(Settings):
-    """The settings of a task whose `data` have one of the names that are `known`, or are in a folder."""
+    """The settings of a task whose `data` have one of the names that are `known`, or are in a folder.
+
+    The last of these names is that of a stand-in.
+    """
 
     causal: ClassVar[bool] = False
     known: ClassVar[tuple[str, ...]]
 
     data: str
+
+    @property
+    def source(self) -> str:
+        """Of data that are read, for records and figures."""
+        return self.data
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse data that are not there."""
@@ -50,7 +58,8 @@ class HubSettings(DataSettings):
         """What pins a split down: the repository, or the files with their sizes and when they were changed."""
         if self.data == self.known[0]:
             return {"dataset": self.repository, "split": split}
-        return {"files": stamps(Path(self.data)), "split": split}
+        files = sorted(path for path in Path(self.data).rglob("*") if path.is_file())
+        return {"files": [stamp(path) for path in files], "split": split}
 
     def require_kept(self, keys: Iterable[Mapping[str, Any]], cache_dir: Path) -> None:
         """Refuse data that are neither kept under these keys nor to be had, as far as that is known without network."""
@@ -65,11 +74,6 @@ class HubSettings(DataSettings):
             line = "the Hugging Face hub cannot be reached; a stand-in is"
             raise ConnectionError(f"{KEY}={self.data!r}: {line} {KEY}={self.known[1]}")
         yield from texts.records(self.source, None, None, split, KEY, self.columns)
-
-
-def stamps(folder: Path) -> list[tuple[str, int, int]]:
-    """Of the files below a folder."""
-    return [stamp(path) for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def stamp(path: Path) -> tuple[str, int, int]:

@@ -37,17 +37,19 @@ class DocumentSettings(data_sets.DataSettings):
     padding: ClassVar[int] = 0
     documents: ClassVar[int]
     """Of an example."""
+    stand_in: ClassVar[tuple[str, Callable[..., Drawn]]]
+    """What stands in for the data, the last one known: its source, and what draws a passage or two."""
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """Read the documents, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
         seq_len = config["seq_len"]
         answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
         try:
-            if (stand_in := self.stand_in()) is not None:
-                source, draw = stand_in
+            if self.data == self.known[-1]:
+                source, draw = self.stand_in
                 drawn = functools.partial(draw, min(seq_len, LONGEST), seq_len)
-                how = (dict.fromkeys(SPLITS), drawn, config["seed"], "pages or files")
-                return Fresh(source, VOCABULARY, self.causal, *how, **answers)
+                how = (dict.fromkeys(SPLITS), drawn, config["seed"])
+                return Fresh(source, VOCABULARY, self.causal, *how, unit="pages or files", **answers)
             rows = {split: self._kept(split, seq_len, cache_dir) for split in SPLITS}
         except (OSError, ValueError) as error:
             if isinstance(error, ConnectionError):
@@ -65,15 +67,6 @@ class DocumentSettings(data_sets.DataSettings):
         pieces = (row(documents, label, seq_len) for documents, label in examples)
         array = kept.array(self._key(split, seq_len), pieces, np.dtype(np.uint16), cache_dir)
         return array.reshape(-1, self.documents * seq_len + 1)
-
-    @property
-    def source(self) -> str:
-        """Of documents that are read, for records and figures."""
-        raise NotImplementedError
-
-    def stand_in(self) -> tuple[str, Callable[..., Drawn]] | None:
-        """What stands in for the data, if that is asked for: its source, and what draws a passage or two."""
-        raise NotImplementedError
 
     def identity(self, split: str) -> dict[str, Any]:
         """What pins a split down."""
@@ -103,14 +96,9 @@ class Text(data_sets.HubSettings, DocumentSettings):
     known: ClassVar[tuple[str, ...]] = ("imdb", "testaments")
     repository: ClassVar[str] = "stanfordnlp/imdb"
     columns: ClassVar[tuple[str, ...]] = ("text", "label")
+    stand_in = "testaments of kjv (stand-in for IMDB)", passages.of_testament
 
     data: str = setting("imdb", "imdb, a folder of its files, or testaments (a stand-in)")
-
-    def stand_in(self) -> tuple[str, Callable[..., Drawn]] | None:
-        """Passages of the Bible."""
-        if self.data != "testaments":
-            return None
-        return "testaments of kjv (stand-in for IMDB)", passages.of_testament
 
     def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """Refuse reviews that are neither kept nor to be had."""
@@ -140,22 +128,14 @@ class Retrieval(DocumentSettings):
     name: ClassVar[str] = "retrieval"
     documents: ClassVar[int] = 2
     known: ClassVar[tuple[str, ...]] = ("sympy",)
+    stand_in = "files of sympy (stand-in for AAN)", passages.of_files
 
     data: str = setting("sympy", "the folder of AAN's files, or sympy (a stand-in)")
-
-    def stand_in(self) -> tuple[str, Callable[..., Drawn]] | None:
-        """Passages of source files."""
-        return ("files of sympy (stand-in for AAN)", passages.of_files) if self.data == "sympy" else None
 
     def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """Refuse a folder without the files."""
         for split in SPLITS if self.data != "sympy" else ():
             self._file(split)
-
-    @property
-    def source(self) -> str:
-        """The folder."""
-        return self.data
 
     def _file(self, split: str) -> Path:
         found = sorted(Path(self.data).glob(f"*.{FILES[split]}.tsv"))

@@ -41,13 +41,9 @@ class ImageSettings(data_sets.DataSettings):
     """
 
     classes: ClassVar[int]
+    side = SIDE
 
     mask: str = setting("all", "pixels that are tokens", choices=("all", "nonzero"))
-
-    @property
-    def pixels(self) -> int:
-        """Of an image."""
-        return SIDE**2
 
     @property
     def padding(self) -> int | None:
@@ -57,10 +53,8 @@ class ImageSettings(data_sets.DataSettings):
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse another length than that of an image."""
         super().require_fits(config)
-        if config["seq_len"] != self.pixels:
-            raise ConfigError(
-                f"seq_len={config['seq_len']}: must be {self.pixels}, the pixels of task.name={self.name}"
-            )
+        if config["seq_len"] != (pixels := self.side**2):
+            raise ConfigError(f"seq_len={config['seq_len']}: must be {pixels}, the pixels of task.name={self.name}")
 
     def task(self, source: str, vocabulary: int, rows: Mapping[str, kept.Array]) -> Task:
         """The task of images that are kept."""
@@ -93,11 +87,6 @@ class Image(data_sets.HubSettings, ImageSettings):
     data: str = setting("cifar10", "cifar10, a folder of its files, or digits (a stand-in)")
     side: int = setting(SIDE, "pixels of a side: 32, of digits also 16", minimum=16, maximum=SIDE)
 
-    @property
-    def pixels(self) -> int:
-        """Of an image."""
-        return self.side**2
-
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse also a side that the images do not have."""
         if self.side not in ((16, SIDE) if self.data == DIGITS else (SIDE,)):
@@ -114,8 +103,8 @@ class Image(data_sets.HubSettings, ImageSettings):
         if self.data == DIGITS:
             answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
             source = "digits of scikit-learn (stand-in for CIFAR-10)"
-            how = (functools.partial(_digit, self.side), config["seed"], "digits")
-            return Fresh(source, LEVELS, self.causal, dict.fromkeys(SPLITS), *how, **answers)
+            how = (dict.fromkeys(SPLITS), functools.partial(_digit, self.side), config["seed"])
+            return Fresh(source, LEVELS, self.causal, *how, unit="digits", **answers)
         try:
             train, test = (rows(self.identity(s), _grey(self.rows(s)), cache_dir) for s in PARTS)
         except ValueError as error:

@@ -94,7 +94,8 @@ class LanguageModelling(Settings):
                 has = f"the split {split} of task.text={source} has {count} tokens"
                 raise ConfigError(f"seq_len={seq_len}: must be at most {count - 1}, {has}")
         sizes = {split: None if split == "train" else (len(tokens[split]) - 1) // seq_len for split in SPLITS}
-        return Windows(source, vocabulary, self.causal, sizes, tokens, ends, seq_len, config["seed"])
+        unit = "documents" if len(ends["test"]) else "stretches of the text"
+        return Windows(source, vocabulary, self.causal, sizes, tokens, ends, seq_len, config["seed"], unit=unit)
 
     def _read(self, text: corpus.Text, cache_dir: Path) -> tuple[int, dict[str, corpus.Split]]:
         tokenizer = corpus.tokenizer(text, self.tokenizer, self.vocabulary, cache_dir)
@@ -114,6 +115,9 @@ class Windows(Task):
         ends: where the documents of validation and test end, in their tokens; empty where a text has none.
     """
 
+    kinds: ClassVar[tuple[str, ...]] = recalled.KINDS
+    """Of a token: whether its pair with the one before came earlier in the window, and how far before."""
+
     tokens: Mapping[str, corpus.Tokens]
     ends: Mapping[str, corpus.Tokens]
     seq_len: int
@@ -123,11 +127,6 @@ class Windows(Task):
         """Losses of the `unigram` and the `bigram` model of the same tokens."""
         losses = {"unigram": unigram_loss, "bigram": bigram_loss}
         return {name: loss(self.tokens, self.vocabulary) for name, loss in losses.items()}
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Of a token: whether its pair with the one before came earlier in the window, and how far before."""
-        return recalled.KINDS
 
     def kinds_of(self, split: str, index: int) -> NDArray[np.int64]:
         """The kind of each target."""
@@ -147,11 +146,6 @@ class Windows(Task):
             return [index * UNITS // (self.size(split) or 1) for index in indices]
         middles = [index * self.seq_len + self.seq_len // 2 for index in indices]
         return [int(unit) for unit in np.searchsorted(self.ends[split], middles, side="right")]
-
-    @property
-    def unit(self) -> str:
-        """Documents, or stretches of the text."""
-        return "documents" if len(self.ends["test"]) else "stretches of the text"
 
     def example(self, split: str, index: int) -> Example:
         """A window; targets are the tokens one further."""

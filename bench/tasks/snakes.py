@@ -32,6 +32,8 @@ FINER = 2
 REACH = LENGTH + 1 + MARGIN
 """Of a stamp to each side. Images have such an edge while they are drawn, which counts as occupied."""
 FULL, FREE = 1.8, 0.3
+BORDER = np.pad(np.zeros(2 * (SIDE - 2 * PADDING,)), REACH + PADDING, constant_values=1)
+"""What is occupied at first."""
 
 Image = NDArray[np.float64]
 Place = tuple[int, int]
@@ -95,8 +97,8 @@ def draw(draws: Draws, contour_length: int, marker_radius: float) -> Drawing:
         for _ in range(1 + RETRIES):
             grown = _distractor(numbers, length, occupied)
             if grown is not None:
-                contour, occupied = grown
-                contours.append(contour)
+                distracting, occupied = grown
+                contours += distracting
                 break
     first = int(2 * next(numbers))
     second = first if label else 1 - first
@@ -126,26 +128,16 @@ def _brighten(image: Image, edge: int, place: Place, stamp: Image) -> None:
 
 
 def _two_contours(numbers: Iterator[float], length: int) -> tuple[list[list[Paddle]], Image] | None:
-    """The two contours, which grow in turns, and what is occupied then; none where one of them cannot go on."""
-    occupied = _empty()
+    """The two contours, and what is occupied then."""
     angle = _angle(numbers)
     first = _seed(numbers, angle, _central(_heading(angle, FINER * LENGTH)))
     second = None if first is None else _opposite(numbers, first)
     if first is None or second is None:
         return None
-    contours = [[first], [second]]
-    for _ in range(length - 1):
-        for contour in contours:
-            following = _next(numbers, contour[-1], occupied)
-            if following is None:
-                return None
-            _occupy(occupied, contour[-1])
-            contour.append(following)
-    _occupy(occupied, contours[1][-1])
-    return contours, occupied
+    return _grown(numbers, [first, second], length, BORDER)
 
 
-def _distractor(numbers: Iterator[float], length: int, occupied: Image) -> tuple[list[Paddle], Image] | None:
+def _distractor(numbers: Iterator[float], length: int, occupied: Image) -> tuple[list[list[Paddle]], Image] | None:
     """A contour that begins anywhere, and what is occupied with it."""
     inside = occupied[REACH:-REACH, REACH:-REACH]
     if (inside <= FREE).mean() < FEWEST_FREE:
@@ -154,26 +146,24 @@ def _distractor(numbers: Iterator[float], length: int, occupied: Image) -> tuple
         angle = _angle(numbers)
         seed = _seed(numbers, angle, _free(inside > FREE, _heading(angle, FINER * LENGTH)))
         if seed is not None:
-            break
-    else:
-        return None
-    occupied, contour = occupied.copy(), [seed]
+            return _grown(numbers, [seed], length, occupied)
+    return None
+
+
+def _grown(
+    numbers: Iterator[float], seeds: list[Paddle], length: int, occupied: Image
+) -> tuple[list[list[Paddle]], Image] | None:
+    """Contours that grow in turns, and what is occupied then; none where one of them cannot go on."""
+    occupied, contours = occupied.copy(), [[seed] for seed in seeds]
     for _ in range(length - 1):
-        following = _next(numbers, contour[-1], occupied)
-        if following is None:
-            return None
-        _occupy(occupied, contour[-1])
-        contour.append(following)
-    _occupy(occupied, contour[-1])
-    return contour, occupied
-
-
-def _empty() -> Image:
-    """What is occupied at first: the border."""
-    occupied = np.ones((SIDE + 2 * REACH, SIDE + 2 * REACH))
-    inner = REACH + PADDING
-    occupied[inner:-inner, inner:-inner] = 0
-    return occupied
+        for contour in contours:
+            following = _next(numbers, contour[-1], occupied)
+            if following is None:
+                return None
+            _occupy(occupied, contour[-1])
+            contour.append(following)
+    _occupy(occupied, contours[-1][-1])
+    return contours, occupied
 
 
 def _occupy(occupied: Image, paddle: Paddle) -> None:
@@ -271,7 +261,8 @@ def _stamp(heading: Place) -> Stamp:
     drawing.Draw(large).line([(center, center), (center + heading[1], center + heading[0])], fill=255, width=1)
     line = np.asarray(large)
     reach, wide = FINER * MARGIN, np.zeros_like(line)
-    for down, right in np.argwhere(_within(reach)) - reach:
+    rows, columns = np.ogrid[-reach : reach + 1, -reach : reach + 1]
+    for down, right in np.argwhere(rows**2 + columns**2 <= reach**2) - reach:
         wide = np.maximum(wide, np.roll(line, (down, right), (0, 1)))
     return Stamp(_reduced(line), _reduced(wide))
 
@@ -285,11 +276,6 @@ def _disc(radius: float) -> Image:
     center = FINER * reach
     large[(rows - center) ** 2 + (columns - center) ** 2 <= (FINER * radius) ** 2] = 255
     return _reduced(large)
-
-
-def _within(radius: int) -> NDArray[np.bool_]:
-    rows, columns = np.ogrid[-radius : radius + 1, -radius : radius + 1]
-    return np.asarray(rows**2 + columns**2 <= radius**2)
 
 
 def _reduced(large: NDArray[np.uint8]) -> Image:

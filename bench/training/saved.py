@@ -1,7 +1,6 @@
 """The folder of a trained model: its cell's configuration and its weights, in a format that transformers reads."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,24 +30,15 @@ class Saved(NamedTuple):
     documents: int = 1
 
 
-def save(
-    folder: Path,
-    model: nn.Module,
-    cell: Mapping[str, Any],
-    vocabulary: int,
-    classes: int | None = None,
-    documents: int = 1,
-) -> None:
+def save(folder: Path, model: nn.Module, contents: Saved) -> None:
     """Save a trained model to a folder; each file is written atomically.
 
     Args:
         folder: gets `config.json` and `model.safetensors`.
-        model: from `bench.models.build(cell, vocabulary, classes, documents)`.
-        cell: the resolved configuration of the cell that trained it.
-        vocabulary: number of token ids.
-        classes: number of classes, if the model predicts classes.
-        documents: documents per example.
+        model: from `bench.models.build(*contents)`.
+        contents: of `config.json`; the cell's configuration is that of the cell that trained the model.
     """
+    cell, vocabulary, classes, documents = contents
     weights = {
         PREFIX + name: value.contiguous() for name, value in model.state_dict().items() if isinstance(value, Tensor)
     }
@@ -59,7 +49,7 @@ def save(
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "vocab_size": vocabulary,
         **({} if classes is None else {"classes": classes, "documents": documents}),
-        "cell": dict(cell),
+        "cell": cell,
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "model.safetensors", _safetensors().save(weights, metadata={"format": "pt"}))

@@ -78,10 +78,3 @@ def check(values: Mapping[str, Any]) -> dict[str, Any]:
             f"training.pretrain_steps={first}: must be {allowed}: {why}, a training.warmup={settings.warmup} in each"
         )
     return dataclasses.asdict(settings)
-
-
-def require_parts(settings: Mapping[str, Any], batch_size: int) -> None:
-    """Raise `ConfigError` where a batch cannot be accumulated from equal parts."""
-    parts = settings["accumulate"]
-    if batch_size % parts:
-        raise ConfigError(f"training.accumulate={parts}: must divide batch_size={batch_size}")

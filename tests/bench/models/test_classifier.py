@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_one_line(model, changes, classes, message):
 
 def test_a_model_without_attention_gives_none(tmp_path):
     cell = config("bag_of_tokens", "identity", settings={"layers": 0}, task={"name": "retrieval"})
-    saved.save(tmp_path, build(cell, 512, 2, 2), cell, 512, 2, 2)
+    saved.save(tmp_path, build(cell, 512, 2, 2), saved.Saved(cell, 512, 2, 2))
     assert saved.read(tmp_path)[1:] == (512, 2, 2)
     with pytest.raises(ValueError, match=r"inputs.model=.*: model.name=bag_of_tokens: has no attention$"):
         check_inputs(reading(tmp_path).config, tmp_path)

@@ -26,7 +26,7 @@ def trained(folder, model="transformer", name="softmax", **given):
     with torch.no_grad():
         for weight in built.parameters():
             weight.add_(0.5 * torch.randn(weight.shape, generator=generator))
-    saved.save(folder, built, cell, VOCABULARY)
+    saved.save(folder, built, saved.Saved(cell, VOCABULARY))
     return built
 
 
@@ -124,7 +124,7 @@ def test_a_classifier_is_one_of_transformers_with_its_padding(documents, tmp_pat
     cell = config("classifier", task={"name": "listops"})
     built = models.build(cell, VOCABULARY, 3, documents).eval()
     built.norm.weight.mul_(20)  # which a new one has not
-    saved.save(tmp_path, built, cell, VOCABULARY, 3, documents)
+    saved.save(tmp_path, built, saved.Saved(cell, VOCABULARY, 3, documents))
     loaded, info = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()) and type(loaded).__name__ in (tmp_path / "config.json").read_text()
     read = tokens(4) if documents == 1 else tokens(8).view(4, 2, -1)

@@ -249,7 +249,7 @@ def test_every_mechanism_with_weights_or_draws_is_taken_over(name, tmp_path):
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1)
-    saved.save(tmp_path, model, cell, 17)
+    saved.save(tmp_path, model, saved.Saved(cell, 17))
     own = [module for module in model.modules() if isinstance(module, MultiHead)][1].attention
     shorter = {**cell, "seq_len": 16, "seed": 0}
     taken = Trained(str(tmp_path), layer=1).mechanism(shorter)
