@@ -6,8 +6,7 @@ mechanism cannot do, that is refused. After `register`, `save_pretrained` and `f
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,38 +120,29 @@ def attach(
         register(name, **settings)
     implementation, called = _REGISTERED[name], dict[nn.Module, Attention]()
     inputs = example or _few_tokens(model)
-    modules = None if layers is None else _chosen(model, layers, inputs)
+    modules: Sequence[Any] = () if layers is None else _chosen(model, layers, inputs)
+    before = model.config._attn_implementation, [module.config for module in modules]
     implementation.called = called
     try:
-        with _implementation(model, name, modules):
-            _call(model, inputs)
-            if not called:
-                kind = type(model).__name__
-                raise UnsupportedError(f"{kind} does not call its attention through transformers' AttentionInterface")
+        if layers is None:
+            model.set_attn_implementation(name)
+        for module in modules:
+            module.config = copy.copy(module.config)
+            module.config._attn_implementation = name
+        _call(model, inputs)
+        if not called:
+            kind = type(model).__name__
+            raise UnsupportedError(f"{kind} does not call its attention through transformers' AttentionInterface")
+    except BaseException:
+        model.set_attn_implementation(before[0])
+        for module, config in zip(modules, before[1], strict=True):
+            module.config = config
+        raise
     finally:
         implementation.called = None
     for module, made in called.items():
         made.train(module.training)
     return list(called.values())
-
-
-@contextmanager
-def _implementation(model: Any, name: str, modules: Sequence[nn.Module] | None) -> Iterator[None]:
-    """Set the implementation of a model, or of some of its attention modules; restore the old one after an error."""
-    before = model.config._attn_implementation, [module.config for module in modules or ()]
-    try:
-        if modules is None:
-            model.set_attn_implementation(name)
-        for module in modules or ():
-            config: Any = copy.copy(module.config)
-            config._attn_implementation = name
-            module.config = config
-        yield
-    except BaseException:
-        model.set_attn_implementation(before[0])
-        for module, config in zip(modules or (), before[1], strict=True):
-            module.config = config
-        raise
 
 
 def _chosen(model: Any, layers: Sequence[int], inputs: Mapping[str, Tensor]) -> list[nn.Module]:

@@ -1,7 +1,7 @@
 """Functions of keys or queries, computed for some at a time: intermediate results are never in memory for all."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,15 +61,10 @@ def weighted_values_by_rows(
     return _WeightedValues.apply(weights, causal, query, key, value, padding, *parameters)
 
 
-class _RowChunk(NamedTuple):
+def _row_chunks(
+    query: Tensor, key: Tensor, causal: bool, padding: Tensor | None
+) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """Some rows, the keys up to the last that they see, and which of the last of these are visible."""
-
-    rows: slice
-    keys: slice
-    visible: Tensor | None
-
-
-def _row_chunks(query: Tensor, key: Tensor, causal: bool, padding: Tensor | None) -> Iterator[_RowChunk]:
     keys, entries = key.shape[2], CPU_ENTRIES if query.device.type == "cpu" else GPU_ENTRIES
     size = max(1, entries // (query.shape[:2].numel() * keys))
     if causal:  # short chunks: few weights of later keys are computed
@@ -81,7 +76,7 @@ def _row_chunks(query: Tensor, key: Tensor, causal: bool, padding: Tensor | None
         if causal:
             here = torch.ones(width - start, width - start, dtype=torch.bool, device=query.device).tril()
             visible = here if visible is None else visible & F.pad(here, (start, 0), value=True)
-        yield _RowChunk(rows, slice(width), visible)
+        yield rows, slice(width), visible
 
 
 class _WeightedValues(torch.autograd.Function):

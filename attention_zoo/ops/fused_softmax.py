@@ -41,9 +41,7 @@ class Attended(NamedTuple):
     backend: str
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool = False, hidden: Tensor | None = None
-) -> Attended:
+def attend(query: Tensor, key: Tensor, value: Tensor, *, scale: float, hidden: Tensor | None = None) -> Attended:
     """Softmax attention and its log-sum-exp; gradients flow through both.
 
     Memory is linear in the lengths, masks included, and nothing waits for the device.
@@ -52,18 +50,23 @@ def attend(
         query: `(batch, heads, queries, h)`.
         key: `(batch, heads, keys, h)`; so is `value`.
         scale: factor of the scores.
-        causal: query i sees keys j <= i only.
         hidden: bool, broadcastable to `(batch, heads, queries, keys)`: True at keys that a query does not see. To
             add a number to the scores, add it to the log-sum-exp and `merge`: that is exact in any dtype.
     """
-    return _attend(query, key, value, hidden, scale, causal, with_norms=False)[0]
+    return attend_with_column_norms(query, key, value, scale=scale, hidden=hidden, with_norms=False)[0]
 
 
 def attend_with_column_norms(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float, hidden: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, hidden: Tensor | None = None, with_norms: bool = True
 ) -> tuple[Attended, Tensor]:
     """`attend`, and the norm of each key's weights over the queries, `(batch, heads, keys)`, without a gradient."""
-    return _attend(query, key, value, hidden, scale, False, with_norms=True)
+    query, key, value = autocast(query, key, value)
+    h = query.shape[-1]
+    query, key, value = (_aligned(x) for x in (query, key, value))
+    settings = _Settings(scale, backend_of(query, hidden), with_norms)
+    bias = None if hidden is None else _bias(hidden, query, key.shape[2])
+    out, lse, norms = _Attend.apply(settings, query, key, value, bias)
+    return Attended(out if out.shape[-1] == h else out[..., :h], lse, settings.backend), norms
 
 
 def is_blind(lse: Tensor) -> Tensor:
@@ -100,21 +103,8 @@ def backend_of(query: Tensor, hidden: Tensor | None) -> str:
 
 class _Settings(NamedTuple):
     scale: float
-    causal: bool
     backend: str
     with_norms: bool
-
-
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None, scale: float, causal: bool, *, with_norms: bool
-) -> tuple[Attended, Tensor]:
-    query, key, value = autocast(query, key, value)
-    h = query.shape[-1]
-    query, key, value = (_aligned(x) for x in (query, key, value))
-    settings = _Settings(scale, causal, backend_of(query, hidden), with_norms)
-    bias = None if hidden is None else _bias(hidden, query, key.shape[2])
-    out, lse, norms = _Attend.apply(settings, query, key, value, bias)
-    return Attended(out if out.shape[-1] == h else out[..., :h], lse, settings.backend), norms
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -225,15 +215,15 @@ def _with_lse_column(
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, settings: _Settings) -> list[Tensor]:
     """Output, log-sum-exp and what else the backward kernel needs."""
-    scale, causal, backend, _ = settings
+    scale, backend, _ = settings
     if query.device.type == "cpu":
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
-        return list(kernel(query, key, value, 0.0, causal, attn_mask=bias, scale=scale))
+        return list(kernel(query, key, value, 0.0, False, attn_mask=bias, scale=scale))
     if backend == "flash":
-        out, lse, *rest = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+        out, lse, *rest = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, False, scale=scale)
         return [out, lse, rest[4], rest[5]]
     kernel = aten._scaled_dot_product_efficient_attention
-    out, lse, *rest = kernel(query, key, value, bias, True, 0.0, causal, scale=scale)
+    out, lse, *rest = kernel(query, key, value, bias, True, 0.0, False, scale=scale)
     return [out, lse[..., : query.shape[2]].clamp_min(HIDDEN), *rest]
 
 
@@ -241,15 +231,15 @@ def _backward(
     inputs: tuple[Tensor, ...], bias: Tensor | None, out: Tensor, lse: Tensor, rest: list[Tensor], settings: _Settings
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value; `inputs` are the gradient of the output, query, key and value."""
-    (_, query, key, _), (scale, causal, backend, _) = inputs, settings
+    (_, query, key, _), (scale, backend, _) = inputs, settings
     if query.device.type == "cpu":
         kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return kernel(*inputs, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
+        return kernel(*inputs, out, lse, 0.0, False, attn_mask=bias, scale=scale)
     if backend == "flash":
         lengths, kernel = (query.shape[2], key.shape[2]), aten._scaled_dot_product_flash_attention_backward
-        return kernel(*inputs, out, lse, None, None, *lengths, 0.0, causal, *rest, scale=scale)
+        return kernel(*inputs, out, lse, None, None, *lengths, 0.0, False, *rest, scale=scale)
     # As the forward kernel returns them: padded rows have an lse of infinity, and out is by position, then by head.
     lse = F.pad(lse, (0, -lse.shape[-1] % LSE_ROWS), value=torch.inf)
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
     wanted, kernel = [True, True, True, False], aten._scaled_dot_product_efficient_attention_backward
-    return kernel(*inputs, bias, out, lse, *rest, 0.0, wanted, causal, scale=scale)[:3]
+    return kernel(*inputs, bias, out, lse, *rest, 0.0, wanted, False, scale=scale)[:3]

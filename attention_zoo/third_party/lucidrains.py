@@ -5,6 +5,7 @@ the identity, and random numbers come from our seed. Function and cost are those
 name, unless the docstring says otherwise. `reference` is the dense matrix of the package's function.
 """
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from attention_zoo.performer import Performer
 from attention_zoo.reformer import Reformer
 from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
-from attention_zoo.third_party.packages import CapturedArguments, PortedAttention, SelectArgument
+from attention_zoo.third_party.packages import CapturedArguments, PortedAttention
 
 # Constants of performer-pytorch that are not arguments of its layer.
 FEATURE_EPS, CAUSAL_EPS = 1e-4, 1e-6
@@ -56,9 +57,10 @@ class LucidrainsLinformer(PortedAttention):
             raise ValueError("max_seq_len=None: must be an integer of at least 1, the longest sequence it takes")
         self.projection_dim = check_int("projection_dim", projection_dim)
         self.layer = self._make_layer(dim=h, seq_len=n, k=projection_dim, heads=1)
-        for projection, argument in (("to_q", "query"), ("to_k", "key"), ("to_v", "value")):
-            setattr(self.layer, projection, SelectArgument(argument))
-        self.layer.to_out = nn.Identity()
+        self.layer.to_q = self.layer.to_out = nn.Identity()
+        for projection, argument in (("to_k", "key"), ("to_v", "value")):
+            delattr(self.layer, projection)  # a module may only be replaced by a module
+            setattr(self.layer, projection, operator.attrgetter(argument))
         self._draw()
 
     @torch.no_grad()
@@ -69,8 +71,7 @@ class LucidrainsLinformer(PortedAttention):
 
     def _run_layer(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))
-        context = CapturedArguments(keys, keys, values)
-        return self.layer(CapturedArguments(queries, keys, values), context=context).view_as(query)
+        return self.layer(queries, context=CapturedArguments(keys, keys, values)).view_as(query)
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         n = key.shape[2]

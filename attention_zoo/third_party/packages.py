@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attention_zoo.base import ALL, Attention
 from attention_zoo.info import AttentionInfo, UnsupportedError
@@ -93,15 +93,3 @@ class CapturedArguments(NamedTuple):
     def chunk(self, chunks: int, dim: int) -> "CapturedArguments":
         """The query, key and value into which a layer splits its joint projection."""
         return self
-
-
-class SelectArgument(nn.Module):
-    """Replaces a layer's projection; returns one of the `CapturedArguments`."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, arguments: CapturedArguments) -> Tensor:
-        """The argument `name`, `(batch, n, h)`."""
-        return getattr(arguments, self.name)

@@ -79,14 +79,6 @@ def _stepped(
 
 
 @triton.jit
-def _place(sums, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """The program's head, the first of its rows, and a pointer to its part of the state."""
-    program = tl.program_id(0).to(tl.int64)
-    parts: tl.constexpr = HEAD_DIM // ROWS
-    return program // parts, (program % parts) * ROWS, sums + program * (ROWS + 1) * WIDTH
-
-
-@triton.jit
 def _write(out, head, first_row, stepped, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr):
     index = head * HEAD_DIM + first_row + tl.arange(0, ROWS)
     tl.store(out + index, stepped.to(out.dtype.element_ty))
@@ -97,8 +89,10 @@ def _begin(
     sums, value, value_batch, value_head,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`_place`, the first tile of the part (sums and normaliser), and the program's rows of the value."""
-    head, first_row, part = _place(sums, HEAD_DIM, WIDTH, ROWS)
+    """The head, the first row, the part of the state, its first tile (sums and normaliser), its rows of the value."""
+    program = tl.program_id(0).to(tl.int64)
+    parts: tl.constexpr = HEAD_DIM // ROWS
+    head, first_row, part = program // parts, (program % parts) * ROWS, sums + program * (ROWS + 1) * WIDTH
     tile, normaliser = _tile(part, part + ROWS * WIDTH, 0, WIDTH, ROWS, BLOCK)
     v = _vector(_of_head(value, value_batch, value_head, head, HEADS) + first_row, ROWS, ROWS)
     return head, first_row, part, tile, normaliser, v
@@ -205,23 +199,6 @@ def exponential_step(
 
 
 @triton.jit
-def _inter_chunk(
-    values, total, features, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """What the features of a query read from the sums of some values, `(ROWS,)`, and from the normaliser, a number."""
-    out = tl.zeros([ROWS, BLOCK], tl.float32)
-    weight = tl.zeros([BLOCK], tl.float32)
-    tile, normaliser = _tile(values, total, 0, WIDTH, ROWS, BLOCK)
-    for start in range(0, WIDTH, BLOCK):
-        next_tile, next_normaliser = _tile(values, total, start + BLOCK, WIDTH, ROWS, BLOCK)
-        of_query = _expanded(features, start, SIZE, WIDTH, BLOCK, 2)
-        out += tile * of_query[None, :]
-        weight += normaliser * of_query
-        tile, normaliser = next_tile, next_normaliser
-    return tl.sum(out, 1), tl.sum(weight, 0)
-
-
-@triton.jit
 def _keys_and_values(
     keys, values, start, length, key_row,
     HEAD_DIM: tl.constexpr, PADDED_HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -252,9 +229,17 @@ def block_read(
     )
     state = sums + head * (HEAD_DIM + 1) * WIDTH
     phi = _vector(features + head * SIZE, SIZE, PADDED_SIZE)
-    inter_chunk, weight = _inter_chunk(
-        state + first_row * WIDTH, state + HEAD_DIM * WIDTH, phi, SIZE, WIDTH, ROWS, BLOCK
-    )
+    state, total = state + first_row * WIDTH, state + HEAD_DIM * WIDTH
+    inter_chunk = tl.zeros([ROWS, BLOCK], tl.float32)
+    weight = tl.zeros([BLOCK], tl.float32)
+    tile, normaliser = _tile(state, total, 0, WIDTH, ROWS, BLOCK)
+    for start in range(0, WIDTH, BLOCK):
+        next_tile, next_normaliser = _tile(state, total, start + BLOCK, WIDTH, ROWS, BLOCK)
+        of_query = _expanded(phi, start, SIZE, WIDTH, BLOCK, 2)
+        inter_chunk += tile * of_query[None, :]
+        weight += normaliser * of_query
+        tile, normaliser = next_tile, next_normaliser
+    inter_chunk, weight = tl.sum(inter_chunk, 1), tl.sum(weight, 0)
     q = _vector(query + head * HEAD_DIM, HEAD_DIM, PADDED_HEAD_DIM)
     intra_chunk = tl.zeros([BLOCK_N, ROWS], tl.float32)
     intra_chunk_weight = tl.zeros([BLOCK_N], tl.float32)

@@ -167,28 +167,24 @@ class Chunk:
     Args:
         settings: how the features are computed.
         inputs: those of all rows.
-        rows: the rows of this chunk.
+        rows: the rows of this chunk; None is all of them.
         keys: whether they are keys, else queries.
         with_pull: whether gradients will be put into the blocks, and `pull` called.
     """
 
-    def __init__(self, settings: Settings, inputs: Inputs, rows: slice, *, keys: bool, with_pull: bool = False) -> None:
-        self.rows, self._block_size = rows, settings.block_size
-        padding = inputs.padding if keys else None
+    def __init__(
+        self, settings: Settings, inputs: Inputs, rows: slice | None, *, keys: bool, with_pull: bool = False
+    ) -> None:
+        x, padding = (inputs.key, inputs.padding) if keys else (inputs.query, None)
+        self.rows = rows = rows or slice(0, x.shape[1])
+        self._block_size = settings.block_size
         self._hidden = None if padding is None else padding[:, rows]
-        x = inputs.key if keys else inputs.query
         features, log_scale, self._pull = settings.features(x, inputs, rows, with_pull=with_pull)
         self.features, self.log_scale = features, log_scale if keys else None
         self.grad = torch.empty_like(features) if with_pull else features
         if self._hidden is not None:
             self.features = features.masked_fill(self._hidden[..., None], 0)
             self.log_scale = None if log_scale is None else log_scale.masked_fill(self._hidden, LEAST)
-
-    @classmethod
-    def of_all(cls, settings: Settings, inputs: Inputs, *, keys: bool, with_pull: bool = False) -> "Chunk":
-        """The chunk of every query or key."""
-        rows = slice(0, (inputs.key if keys else inputs.query).shape[1])
-        return cls(settings, inputs, rows, keys=keys, with_pull=with_pull)
 
     @property
     def whole(self) -> Block:
@@ -259,30 +255,21 @@ class Sums:
         self.maps.pull_norm(out, self.norm, x, weights)
 
 
-class Own(NamedTuple):
-    """The keys of some queries' own block, and their scales, broadcastable to `(heads, queries, keys)`."""
+def slabs(settings: Settings, left: Block, right: Block) -> Iterator[tuple[Block, Block, Tensor | None, Block | None]]:
+    """Some queries at a time, what they see of their own block of keys, its scales, and the keys before that block.
 
-    keys: Block
-    scales: Tensor | None
-
-
-def slabs(settings: Settings, left: Block, right: Block) -> Iterator[tuple[Block, Own, Block | None]]:
-    """Some queries at a time, what they see of their own block of keys, and the keys before that block.
-
-    Causal slabs leave out most weights of later keys, which are half of all weights.
+    The scales are broadcastable to `(heads, queries, keys)`. Causal slabs leave out most weights of later keys, which
+    are half of all weights.
     """
-    causal, keys, of_all = (
-        settings.causal,
-        right.features.shape[1],
-        _scales_inside_block(right.log_scale, settings.causal),
-    )
+    causal, keys = settings.causal, right.features.shape[1]
+    of_all = _scales_inside_block(right.log_scale, causal)
     for block in slices(left.features.shape[1], settings.block_size):
         before = right.part(slice(0, block.start)) if block.start else None
         for some in slices(block.stop - block.start, SLAB):
             rows = slice(block.start + some.start, block.start + some.stop)
             seen = slice(block.start, rows.stop if causal else keys)
             scales = None if of_all is None else of_all[:, rows if causal else slice(None), seen]
-            yield left.part(rows), Own(right.part(seen), scales), before
+            yield left.part(rows), right.part(seen), scales, before
 
 
 def _scales_inside_block(log_scale: Tensor | None, causal: bool) -> Tensor | None:

@@ -10,7 +10,7 @@ As in the reference, blocks of rows read the keys before them through sums. The 
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,30 +122,25 @@ class _BlockProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors  # once: checkpointing computes them again at each access
         residuals, saved = tensors[: ctx.num_residuals], tensors[ctx.num_residuals :]
-        inputs = Inputs(*saved[:6], saved[8:])  # type: ignore[call-arg]
+        inputs, settings = Inputs(*saved[:6], saved[8:]), ctx.settings  # type: ignore[call-arg]
+        out, total = saved[6:8]
         with torch.autocast(*ctx.autocast):  # a backward pass runs outside of it, and computes features again
-            return None, *_gradients(ctx.settings, inputs, grads[0], saved[6], saved[7], residuals)
+            grad = (grads[0] / denominator(total, settings.bias)).to(inputs.value.dtype)
+            d_total = -(grad * out).sum(-1, keepdim=True).masked_fill_(total + settings.bias == 0, 0)
+            gradients = Gradients(settings, inputs, grad, d_total)
+            if settings.quadratic:
+                gradients.of_quadratic()
+            elif settings.causal:
+                gradients.of_causal()
+            else:
+                gradients.of_full(residuals)
+        return None, *gradients.all
 
 
 def _autocast(device: str) -> tuple[str, torch.dtype, bool]:
     """The arguments of a `torch.autocast` that does the same as the current one, if there is any."""
     device = device if has_autocast(device) else "cpu"
     return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-
-
-def _gradients(
-    settings: Settings, inputs: Inputs, d_out: Tensor, out: Tensor, total: Tensor, residuals: tuple[Tensor | None, ...]
-) -> tuple[Tensor | None, ...]:
-    grad = (d_out / denominator(total, settings.bias)).to(inputs.value.dtype)
-    d_total = -(grad * out).sum(-1, keepdim=True).masked_fill_(total + settings.bias == 0, 0)
-    gradients = Gradients(settings, inputs, grad, d_total)
-    if settings.quadratic:
-        gradients.of_quadratic()
-    elif settings.causal:
-        gradients.of_causal()
-    else:
-        gradients.of_full(residuals)
-    return gradients.all
 
 
 class _Product:
@@ -159,9 +154,9 @@ class _Product:
 
     def quadratic(self) -> None:
         """Every weight is computed."""
-        left, right = (Chunk.of_all(self.settings, self.inputs, keys=which).whole for which in (False, True))
-        for queries, own, before in slabs(self.settings, left, right):
-            summed, total = self._weigh(queries, own.keys, own.scales)
+        left, right = (Chunk(self.settings, self.inputs, None, keys=which).whole for which in (False, True))
+        for queries, keys, scales, before in slabs(self.settings, left, right):
+            summed, total = self._weigh(queries, keys, scales)
             if before is not None:
                 more, of_more = self._weigh(queries, before, None, is_own=False)
                 summed, total = summed.add_(more), total.add_(of_more)
@@ -225,13 +220,6 @@ class _Product:
         self.out[:, rows] = summed.div_(denominator(self.total[:, rows], self.settings.bias).to(summed.dtype))
 
 
-class _BlockResiduals(NamedTuple):
-    """What a causal block's queries compute and its keys need later."""
-
-    scales: BlockScales | None
-    to_keys: Tensor  # gradient of the keys' features from the weights inside the block
-
-
 class Gradients:
     """The gradients of the inputs, filled block by block.
 
@@ -256,12 +244,10 @@ class Gradients:
 
     def of_quadratic(self) -> None:
         """Every weight is computed."""
-        queries, keys = (
-            Chunk.of_all(self.settings, self.inputs, keys=which, with_pull=True) for which in (False, True)
-        )
+        queries, keys = (Chunk(self.settings, self.inputs, None, keys=which, with_pull=True) for which in (False, True))
         keys.grad.zero_()
-        for some, own, before in slabs(self.settings, queries.whole, keys.whole):
-            some.grad[:] = self._weigh(some, own.keys, own.scales, own.keys.grad)
+        for some, seen, scales, before in slabs(self.settings, queries.whole, keys.whole):
+            some.grad[:] = self._weigh(some, seen, scales, seen.grad)
             if before is not None:
                 some.grad.add_(self._weigh(some, before, None, before.grad, is_own=False))
         self._pull(queries, self.query)
@@ -284,7 +270,7 @@ class Gradients:
             queries = Chunk(self.settings, self.inputs, rows, keys=False)
             chunk = Chunk(self.settings, self.inputs, rows, keys=True, with_pull=True)
             for left, right in zip(reversed(queries.blocks()), reversed(chunk.blocks()), strict=True):
-                of_queries = self._causal_keys(left, right, residuals.pop(), of_queries)
+                of_queries = self._causal_keys(left, right, *residuals.pop(), of_queries)
             self._pull(chunk, self.key)
 
     def _of_full_queries(self, total: Tensor | None, norm: Tensor | None) -> Sums | None:
@@ -301,9 +287,10 @@ class Gradients:
             self._pull(chunk, self.query)
         return of_queries
 
-    def _of_causal_queries(self) -> list[_BlockResiduals]:
+    def _of_causal_queries(self) -> list[tuple[BlockScales | None, Tensor]]:
+        """Each block's scales, and the gradient of its keys' features from the weights inside it."""
         sums, scales = None, None
-        residuals: list[_BlockResiduals] = []
+        residuals: list[tuple[BlockScales | None, Tensor]] = []
         for rows in self.settings.chunks(self.inputs.query):
             chunk = Chunk(self.settings, self.inputs, rows, keys=False, with_pull=True)
             keys = Chunk(self.settings, self.inputs, rows, keys=True)
@@ -311,7 +298,7 @@ class Gradients:
                 scales = next_scales(right.log_scale, scales)
                 to_right = torch.zeros_like(right.features)
                 to_left = self._weigh(left, right, scales and scales.intra_block, to_right)
-                residuals.append(_BlockResiduals(scales and scales._replace(intra_block=None), to_right))
+                residuals.append((scales and scales._replace(intra_block=None), to_right))
                 if sums is None:
                     sums = Sums(self.settings, right.features, self.inputs)
                     left.grad.copy_(to_left)
@@ -324,15 +311,15 @@ class Gradients:
         return residuals
 
     def _causal_keys(
-        self, left: Block, right: Block, residuals: _BlockResiduals, of_queries: Sums | None
+        self, left: Block, right: Block, scales: BlockScales | None, to_keys: Tensor, of_queries: Sums | None
     ) -> Sums | None:
         """The gradients of a block of keys from later queries; adds its own queries to the sums for earlier keys."""
-        scales, rows = residuals.scales, left.rows
+        rows = left.rows
         if of_queries is None:
-            right.grad.copy_(residuals.to_keys)
+            right.grad.copy_(to_keys)
         else:
             self.value[:, rows] += self._from_queries(of_queries, right, scales and scales.key)
-            right.grad.add_(residuals.to_keys)
+            right.grad.add_(to_keys)
             if scales is not None:
                 of_queries.decay(scales.decay)
         if not rows.start:

@@ -9,7 +9,14 @@ weight is computed.
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.feature_product.output_kernels import reciprocal, rows_before, rows_of_tile, times_sums
+from attention_zoo.ops.feature_product.output_kernels import (
+    power_and_slope,
+    reciprocal,
+    rows_before,
+    rows_of_tile,
+    scores_of,
+    times_sums,
+)
 from attention_zoo.ops.feature_product.state_kernels import SIZES
 from attention_zoo.ops.kernels import first_of_rows
 
@@ -135,37 +142,6 @@ def gradient_kernel(
 
 
 @triton.jit
-def _power_and_slope(scores, LOG_DEGREE: tl.constexpr):
-    """`s^p` and `p s^(p - 1)`, p = 2^LOG_DEGREE."""
-    power, slope = scores, tl.full(scores.shape, 2**LOG_DEGREE, tl.float32)
-    for _ in tl.static_range(LOG_DEGREE):
-        slope = slope * power
-        power = power * power
-    return power, slope
-
-
-@triton.jit
-def _slope(scores, LOG_DEGREE: tl.constexpr):
-    _, slope = _power_and_slope(scores, LOG_DEGREE)
-    return slope
-
-
-@triton.jit
-def _scores_of_keys(key, query, keys, queries, batch, head, s, t, INNER: tl.constexpr, PRECISION: tl.constexpr):
-    """`keys[s:] @ queries[t:]^T`; `key` and `query` are tiles of both, perhaps with only some of their columns."""
-    BLOCK_INNER: tl.constexpr = key.shape[1]
-    if INNER == BLOCK_INNER:
-        scores = tl.dot(key, tl.trans(query), input_precision=PRECISION)
-    else:
-        scores = tl.zeros((key.shape[0], query.shape[0]), tl.float32)
-        for m in range(0, INNER, BLOCK_INNER):
-            some = tl.reshape(keys.load([batch, head, s, m]), key.shape)
-            of_queries = tl.reshape(queries.load([batch, head, t, m]), query.shape)
-            scores = tl.dot(some, tl.trans(of_queries), scores, input_precision=PRECISION)
-    return scores
-
-
-@triton.jit
 def _store_rows(out, tile, rows, first, visible, WIDTH: tl.constexpr):
     """Store columns from `first` on of rows of `out`."""
     columns = first + tl.arange(0, tile.shape[1])
@@ -210,7 +186,8 @@ def intra_chunk_query_kernel(
             d_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION) + d_total
             if LOG_DEGREE > 0:
                 scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-                d_weights *= _slope(scores, LOG_DEGREE)
+                _power, slope = power_and_slope(scores, LOG_DEGREE)
+                d_weights *= slope
             if scales is not None:
                 scale = tl.load(scales + of_head + columns, columns < end, -1e30)[None, :]
                 d_weights *= tl.exp(tl.minimum(scale - highest, 0.0))
@@ -258,8 +235,8 @@ def intra_chunk_key_kernel(
             power = tl.full((BLOCK_N, BLOCK_T), 1.0, tl.float32)
             slope = power
             if d_values is not None or LOG_DEGREE > 0:
-                scores = _scores_of_keys(key, query, keys, queries, batch, own, s, t, INNER, PRECISION)
-                power, slope = _power_and_slope(scores, LOG_DEGREE)
+                scores = scores_of(key, query, keys, queries, batch, own, s, t, INNER, PRECISION)
+                power, slope = power_and_slope(scores, LOG_DEGREE)
             if scales is not None:
                 highest = tl.load(running + of_head + rows, rows < end, 0.0)[None, :]
                 relative = tl.exp(tl.minimum(scale - highest, 0.0))

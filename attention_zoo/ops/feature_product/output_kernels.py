@@ -29,11 +29,13 @@ def rows_before(tile, first, end, BLOCK_T: tl.constexpr):
 
 
 @triton.jit
-def even_power(x, LOG_DEGREE: tl.constexpr):
-    """`x^(2^LOG_DEGREE)`."""
+def power_and_slope(scores, LOG_DEGREE: tl.constexpr):
+    """`s^p` and `p s^(p - 1)`, p = 2^LOG_DEGREE."""
+    power, slope = scores, tl.full(scores.shape, 2**LOG_DEGREE, tl.float32)
     for _ in tl.static_range(LOG_DEGREE):
-        x = x * x
-    return x
+        slope = slope * power
+        power = power * power
+    return power, slope
 
 
 @triton.jit
@@ -61,7 +63,7 @@ def _intra_chunk_weights(
     MASKED: tl.constexpr, LOG_DEGREE: tl.constexpr,
 ):  # fmt: skip
     """The weights of a tile: the power of its scores, times the scales of keys; later keys are masked."""
-    weights = even_power(scores, LOG_DEGREE)
+    weights, _ = power_and_slope(scores, LOG_DEGREE)
     if scales is not None:
         key = tl.load(scales + head.to(tl.int64) * seq_len + columns, columns < end, -1e30)
         # Exponents of later keys may be positive, and would overflow before they are masked.
@@ -72,20 +74,17 @@ def _intra_chunk_weights(
 
 
 @triton.jit
-def _scores(
-    query, queries, keys, batch, head, t, s,
-    INNER: tl.constexpr, BLOCK_INNER: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`queries[t:] @ keys[s:]^T`; `query` is the tile of `queries` if one tile has all their columns."""
+def scores_of(left, right, lefts, rights, batch, head, s, t, INNER: tl.constexpr, PRECISION: tl.constexpr):
+    """`lefts[s:] @ rights[t:]^T`; `left` and `right` are tiles of both, perhaps with only some of their columns."""
+    BLOCK_INNER: tl.constexpr = left.shape[1]
     if INNER == BLOCK_INNER:
-        key = tl.reshape(keys.load([batch, head, s, 0]), (BLOCK_N, INNER))
-        return tl.dot(query, tl.trans(key), input_precision=PRECISION)
-    scores = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
-    for m in range(0, INNER, BLOCK_INNER):
-        some = tl.reshape(queries.load([batch, head, t, m]), (BLOCK_T, BLOCK_INNER))
-        key = tl.reshape(keys.load([batch, head, s, m]), (BLOCK_N, BLOCK_INNER))
-        scores = tl.dot(some, tl.trans(key), scores, input_precision=PRECISION)
+        scores = tl.dot(left, tl.trans(right), input_precision=PRECISION)
+    else:
+        scores = tl.zeros((left.shape[0], right.shape[0]), tl.float32)
+        for m in range(0, INNER, BLOCK_INNER):
+            some = tl.reshape(lefts.load([batch, head, s, m]), left.shape)
+            others = tl.reshape(rights.load([batch, head, t, m]), right.shape)
+            scores = tl.dot(some, tl.trans(others), scores, input_precision=PRECISION)
     return scores
 
 
@@ -97,12 +96,11 @@ def _add_intra_chunk(
 ):  # fmt: skip
     """Add what rows from t on get from their own chunk, which begins at `begin`: every weight is computed."""
     batch, own, rows = head // heads, head % heads, t + tl.arange(0, BLOCK_T)
-    query = tl.zeros((BLOCK_T, BLOCK_INNER), values.dtype)
-    if INNER == BLOCK_INNER:
-        query = tl.reshape(queries.load([batch, own, t, 0]), (BLOCK_T, INNER))
+    query = tl.reshape(queries.load([batch, own, t, 0]), (BLOCK_T, BLOCK_INNER))
     for s in range(begin, t, BLOCK_N):
         columns = s + tl.arange(0, BLOCK_N)
-        scores = _scores(query, queries, keys, batch, own, t, s, INNER, BLOCK_INNER, BLOCK_T, BLOCK_N, PRECISION)
+        key = tl.reshape(keys.load([batch, own, s, 0]), (BLOCK_N, BLOCK_INNER))
+        scores = scores_of(query, key, queries, keys, batch, own, t, s, INNER, PRECISION)
         weights = _intra_chunk_weights(scores, rows, columns, running, scales, head, seq_len, end, False, LOG_DEGREE)
         value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
         # Sums within a thread first: they need no shuffles.
@@ -110,7 +108,8 @@ def _add_intra_chunk(
         summed = tl.dot(weights.to(value.dtype), value, summed, input_precision=PRECISION)
     for s in range(t, tl.minimum(t + BLOCK_T, end), BLOCK_N):
         columns = s + tl.arange(0, BLOCK_N)
-        scores = _scores(query, queries, keys, batch, own, t, s, INNER, BLOCK_INNER, BLOCK_T, BLOCK_N, PRECISION)
+        key = tl.reshape(keys.load([batch, own, s, 0]), (BLOCK_N, BLOCK_INNER))
+        scores = scores_of(query, key, queries, keys, batch, own, t, s, INNER, PRECISION)
         weights = _intra_chunk_weights(scores, rows, columns, running, scales, head, seq_len, end, True, LOG_DEGREE)
         value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
         if RAGGED:

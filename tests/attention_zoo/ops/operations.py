@@ -177,11 +177,9 @@ def polynomial_ones(query, *_):
     return (torch.ones_like(query),)
 
 
-def softmax(query, key, value, *, scale, causal=False, hidden=None):
+def softmax(query, key, value, *, scale, hidden=None):
     """The output and the log-sum-exp."""
     scores = query @ key.mT * scale
     scores = scores if hidden is None else scores.masked_fill(hidden, HIDDEN)
-    if causal:
-        scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), HIDDEN)
     lse = scores.logsumexp(-1)
     return (scores.softmax(-1) @ value).masked_fill(is_blind(lse)[..., None], 0), lse

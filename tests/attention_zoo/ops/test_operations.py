@@ -115,11 +115,11 @@ def of_polynomial(causal, *norm):
     return Operation(kernels, formula, 3, norm, width=32, compared=compared)
 
 
-def of_softmax(causal):
+def of_softmax():
     def kernels(*tensors):
-        return attend(*tensors, scale=0.3, causal=causal)[:2]
+        return attend(*tensors, scale=0.3)[:2]
 
-    return Operation(kernels, functools.partial(operations.softmax, scale=0.3, causal=causal), 3)
+    return Operation(kernels, functools.partial(operations.softmax, scale=0.3), 3)
 
 
 BY_TRITON = {
@@ -141,7 +141,7 @@ ON_CPU = {
     "sketch networks per head of two inputs on a cpu": of_sketch_networks(2, 2, cpu_networks),
 }
 REGISTERED = BY_TRITON | ({} if HAS_GPU else ON_CPU)
-OPERATIONS = REGISTERED | {"softmax": of_softmax(False), "causal softmax": of_softmax(True)}
+OPERATIONS = REGISTERED | {"softmax": of_softmax()}
 every_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 registered = pytest.mark.parametrize("operation", REGISTERED.values(), ids=REGISTERED)
 
