@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.controls import compared, losses, with_disturbances
+from analysis.controls import compared, losses
 from analysis.paired import EQUIVALENT, LEVEL, UNDECIDED, WORSE, Array, Difference, verdicts
-from analysis.selection import MissingRecords, unless_quiet
+from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
 
 BRANCHES = {"window": "sketch", "sketch": "window"}
@@ -96,15 +96,14 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     branches of a hybrid (Holm).
     """
     data, _ = trained_cells(frame)
-    found = attributions(data)
+    by_panel = dict(panels(data))
+    found = [row for one in attributions(data) for row in _rows(one, by_panel[one.kind, one.n])]
     if not found:
         raise MissingRecords(NEEDS)
-    by_panel = dict(panels(data))
-    tables = [with_disturbances(pd.DataFrame(_rows(one)), by_panel[one.kind, one.n]) for one in found]
-    return unless_quiet(pd.concat(tables, ignore_index=True))
+    return unless_quiet(pd.DataFrame(found))
 
 
-def _rows(one: Attribution) -> Iterator[dict[str, Any]]:
+def _rows(one: Attribution, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
     for part in one.parts:
         low, high = part.difference.interval(LEVEL)
         yield {
@@ -112,13 +111,18 @@ def _rows(one: Attribution) -> Iterator[dict[str, Any]]:
             **{"how": part.how, "against": part.against, "loss without (nats)": part.loss},
             **{"worth (nats)": part.difference.value, "low": low, "high": high, "the branch": part.word},
             **{"seeds": part.difference.seeds, "units": part.difference.units, "work of": one.owner},
+            "disturbed": disturbance(rows[rows["series"].isin([one.hybrid, part.against])]),
         }
 
 
 def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
     whole = losses(rows)
     known = rows.drop_duplicates("series").set_index("series")
-    without = list(_without(rows))
+    without = [
+        (branch, how, losses(rows, f"loss_without_{branch}{suffix}_by_unit"))
+        for branch in BRANCHES
+        for how, suffix in ((REMOVED, ""), (NUMERATOR, "_numerator"))
+    ]
     for name in whole:
         parts = [(branch, how, name, own[name]) for branch, how, own in without if name in own]
         for branch, other in BRANCHES.items():
@@ -142,13 +146,6 @@ def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
 
 def _mean(by_seed: dict[int, Array]) -> float:
     return float(sum(own.mean() for own in by_seed.values()) / len(by_seed))
-
-
-def _without(rows: pd.DataFrame) -> Iterator[tuple[str, str, dict[str, dict[int, Array]]]]:
-    """The losses of all series without each branch."""
-    for branch in BRANCHES:
-        for how, suffix in ((REMOVED, ""), (NUMERATOR, "_numerator")):
-            yield branch, how, losses(rows, f"loss_without_{branch}{suffix}_by_unit")
 
 
 def _is_branch(known: pd.DataFrame, series: str, hybrid: str, branch: str) -> bool:

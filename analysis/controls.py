@@ -164,11 +164,6 @@ def _panels(tasks: dict[str, list[int]], is_all: bool) -> str:
     return ", ".join(f"{kind}, n = {' and '.join(f'{n:,}' for n in lengths)}" for kind, lengths in tasks.items())
 
 
-def task_is(data: pd.DataFrame) -> dict[tuple[str, int], str]:
-    """`diagnostic` or `not diagnostic here` for each task and length, as a column of a table."""
-    return {key: one.word for key, one in diagnoses(data).items()}
-
-
 def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism against the best negative control and against softmax: differences of test losses, and verdicts.
 
@@ -178,23 +173,13 @@ def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     to train both; empty if more seeds alone would not settle it.
     """
     data, _ = trained_cells(frame)
-    tables = [with_disturbances(pd.DataFrame(comparisons(rows, key)), rows) for key, rows in panels(data)]
-    table = pd.concat([one for one in tables if len(one)] or [pd.DataFrame()], ignore_index=True)
+    table = pd.DataFrame([row for key, rows in panels(data) for row in comparisons(rows, key)])
     if table.empty:
         raise MissingRecords(NEEDS)
     return unless_quiet(table)
 
 
 NEEDS = "needs bench=train of a mechanism and a control with losses by unit and two seeds or more"
-
-
-def with_disturbances(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `disturbed`: what disturbed `attention` or `against`; `rows` are of one task and length."""
-    causes = {name: disturbance(own) for name, own in rows.groupby("series")}
-    if table.empty:
-        return table
-    both = table[["attention", "against"]].map(causes.get).apply(lambda row: "; ".join(sorted({*row.dropna()})), axis=1)
-    return table.assign(disturbed=both.where(both != "", None))
 
 
 def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, object]]:
@@ -204,7 +189,8 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, obje
     pairs = [(name, anchor) for anchor in anchors for name in by_series if name != anchor]
     both = {pair: compared(*(by_series[name] for name in pair)) for pair in pairs}
     known = {pair: one for pair, one in both.items() if one is not None}
-    hours = rows.drop_duplicates("cell_id").groupby("series")["duration_s"].mean() / 3600
+    cells = rows.drop_duplicates("cell_id")
+    hours = cells.groupby("series")["duration_s"].mean() / 3600
     table = []
     for ((name, anchor), one), (p, word) in zip(known.items(), verdicts(known.values()), strict=True):
         low, high = one.interval()
@@ -224,6 +210,7 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, obje
                 "verdict": word if found.is_diagnostic else BLIND,
                 "seeds needed": needed,
                 "hours needed": needed and needed * (hours[name] + hours[anchor]),
+                "disturbed": disturbance(cells[cells["series"].isin([name, anchor])]),
             }
         )
     return table

@@ -39,32 +39,36 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 def lengths(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
     """The rows of `table`, with the columns `kind` and `series` of `data`, and `is equal` (True, False or None)."""
     speeds = _speeds(frame)
-    parts = [_of_task(dict(own), speeds) for _, own in pd.Series(dict(panels(data))).groupby(level=0)]
-    found = pd.concat([part for part in parts if len(part)] or [pd.DataFrame()], ignore_index=True)
-    if found.empty:
+    tasks = pd.Series(dict(panels(data))).groupby(level=0)
+    found = [row for _, own in tasks for row in _of_task(dict(own), speeds)]
+    if not found:
         raise MissingRecords(NEEDS)
-    return found
+    columns = ["task", "n", "attention", "equal from", *_SPEED, "difference (nats)", "low", "high", "loss is"]
+    return pd.DataFrame(found, columns=[*columns, "kind", "series", "is equal", "disturbed"])
 
 
-def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFrame) -> pd.DataFrame:
+def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of one task: for each mechanism, all lengths."""
     found = {key: diagnose(rows) for key, rows in by_length.items()}
     known = {key: losses(rows) for key, rows in by_length.items() if found[key].positive}
-    names = sorted({name for own in known.values() for name in own})
-    is_softmax = {name: _is_softmax(by_length[key])[name] for key, own in known.items() for name in own}
+    everywhere = pd.concat(by_length.values())
+    exact = set(everywhere.loc[exact_softmax(everywhere), "series"])
+    names = sorted({name for own in known.values() for name in own} - exact)
     pairs = {
         (key, name): one
         for key, own in known.items()
-        for name in own
-        if not is_softmax[name] and (one := compared(own[name], own[str(found[key].positive)]))
+        for name in names
+        if name in own and (one := compared(own[name], own[str(found[key].positive)]))
     }
     words = {pair: word for pair, (_, word) in zip(pairs, verdicts(pairs.values()), strict=True)}
-    everywhere = pd.concat(by_length.values())
     rows: list[dict[str, Any]] = []
-    for name in (name for name in names if not is_softmax[name]):
-        trained = everywhere[everywhere["series"] == name]
+    for name in names:
+        mechanism = everywhere[everywhere["series"] == name].iloc[0][MECHANISM].to_dict()
         for key, own in by_length.items():
-            row = {"task": key[0], "n": key[1], "attention": name, **_speed(_as_timed(own, name, trained), speeds)}
+            trained = own[own["series"] == name]
+            # A step that is not faster is an answer without a loss: it has the model and task of the others.
+            timed = trained if len(trained) else own.head(1).assign(**mechanism, disturbance=None)
+            row = {"task": key[0], "n": key[1], "attention": name, **_speed(timed, speeds)}
             if one := pairs.get((key, name)):
                 low, high = one.interval()
                 word = words[key, name] if found[key].is_diagnostic else BLIND
@@ -75,13 +79,12 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
         answer = _answer({row["n"]: row["is equal"] for row in lines})
         for row in lines:
             row["equal from"] = answer
-    columns = [*["task", "n", "attention", "equal from"], *_SPEED, "difference (nats)", "low", "high", "loss is"]
-    return pd.DataFrame(rows, columns=[*columns, "kind", "series", "is equal", "disturbed"] if rows else None)
+    return rows
 
 
 def _is_equal(step: object, loss: object) -> bool | None:
     """Whether a mechanism is faster and as good: False if either is known to be false, None if that is unknown."""
-    is_faster = None if step in (None, UNDECIDED) else step == "faster"
+    is_faster = None if step == UNDECIDED or pd.isna(step) else step == "faster"
     is_good = None if loss in (None, UNDECIDED, BLIND) else loss in (BETTER, EQUIVALENT)
     if False in (is_faster, is_good):
         return False
@@ -97,28 +100,10 @@ def _answer(by_length: dict[int, bool | None]) -> str:
     return f"{UNKNOWN} at n = {at}" if at else f"none up to n = {max(by_length):,}"
 
 
-def _is_softmax(rows: pd.DataFrame) -> pd.Series:
-    return (rows["exact"] & (rows["function"] == "softmax")).groupby(rows["series"]).any()
-
-
-def _as_timed(rows: pd.DataFrame, name: str, trained: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a series; where it was not trained, one with the model and task of the others.
-
-    A step that is not faster is an answer without a loss.
-    """
-    own = rows[rows["series"] == name]
-    if len(own):
-        return own
-    mechanism = trained.iloc[0][MECHANISM].to_dict()
-    return rows.head(1).assign(**mechanism, disturbance=None)
-
-
 def _speed(own: pd.DataFrame, speeds: pd.DataFrame) -> dict[str, object]:
     """The speed of one series at one length: the timed step that agrees in `STEP`."""
-    found = own.head(1)[STEP].merge(speeds, on=STEP)
-    if found.empty:
-        return {**dict.fromkeys(_SPEED), "disturbed": disturbance(own)}
-    both = pd.concat([own[["disturbance"]], found[["disturbance"]]])
+    found = own.head(1)[STEP].merge(speeds, "left", STEP)
+    both = pd.concat([own["disturbance"], found["disturbance"]]).to_frame()
     return {**found.iloc[0][_SPEED], "disturbed": disturbance(both)}
 
 

@@ -139,16 +139,13 @@ def widened(frame: pd.DataFrame) -> pd.DataFrame:
     shown["name"] = names + shown["shown_unit"].map(lambda unit: f" ({unit})" if unit else "")
     shown["shown"] = shown["value"] * shown["factor"]
     # One row joins metrics of several benchmarks, whose own settings differ; models and tasks must agree.
-    shown["settings"] = shown["settings"].map(_of_what_runs)
+    parts = [json.loads(text) for text in shown["settings"]]
+    shown["settings"] = [_json({k: v for k, v in part.items() if k not in ("bench", "baseline")}) for part in parts]
     conditions = [
         name for name in _CONDITIONS if shown[name].nunique(dropna=False) > 1 or name in ("attention", "seq_len")
     ]
     wide = shown.groupby([*conditions, "name"], dropna=False)["shown"].last().unstack("name")
     return wide.reset_index().rename_axis(columns=None)
-
-
-def _of_what_runs(settings: str) -> str:
-    return _json({key: value for key, value in json.loads(settings).items() if key not in ("bench", "baseline")})
 
 
 def tidy(records: Iterable[Record]) -> pd.DataFrame:
@@ -199,36 +196,32 @@ def _conditions(record: Record) -> Row:
     only_pass = bench.get("measured_pass") or (passes[0] if isinstance(passes, list) and len(passes) == 1 else None)
     if bench.get("against"):
         settings["baseline"] = {**config["attention"], "dtype": config.get("dtype")}
-    return (
-        {key: config.get(key) for key in COLUMNS if key in config and key not in ("attention", "bench")}
-        | {"cpu_model": record.cpu, **{key: machine.get(key) for key in ("cpu_count", "torch")}}
-        | {key: getattr(record, key) for key in ("status", "reason", "ended", "cell_id", "record_id", "sweep_id")}
-        | {
-            "bench": bench["name"],
-            "disturbed": bool(record.disturbed),
-            "disturbance": "; ".join(record.disturbed) if record.disturbed else None,
-            "busy": _busy(record),
-            "tokens": config["batch_size"] * config["seq_len"],
-            "inputs": inputs.pop("name", None),
-            "weights": inputs.pop("weights", None),
-            "input_settings": _json(inputs),
-            "source": record.measurements.get("source"),
-            "units": record.measurements.get("unit"),
-            "settings": _json(settings),
-            "device_name": record.device_name,
-            "threads": record.numerics.get("threads"),
-            "mechanisms": ", ".join(
-                sorted({cell["attention"]["name"] for cell in (config, *bench.get("against", ()))})
-            ),
-            "code": record.code.get("sources_sha256"),
-            "commit": None if record.code.get("git_dirty") else record.code.get("git_sha"),
-            "duration_s": record.duration_s,
-            "check_s": record.seconds.get("check"),
-            "pass": only_pass if only_pass in PASSES else None,
-            "place": 0,
-            "value": np.nan,
-        }
-    )
+    return {
+        **{key: config.get(key) for key in COLUMNS if key in config and key not in ("attention", "bench")},
+        **{"cpu_model": record.cpu, **{key: machine.get(key) for key in ("cpu_count", "torch")}},
+        **{key: getattr(record, key) for key in ("status", "reason", "ended", "cell_id", "record_id", "sweep_id")},
+        "bench": bench["name"],
+        "disturbed": bool(record.disturbed),
+        "disturbance": "; ".join(record.disturbed) if record.disturbed else None,
+        "busy": _busy(record),
+        "tokens": config["batch_size"] * config["seq_len"],
+        "inputs": inputs.pop("name", None),
+        "weights": inputs.pop("weights", None),
+        "input_settings": _json(inputs),
+        "source": record.measurements.get("source"),
+        "units": record.measurements.get("unit"),
+        "settings": _json(settings),
+        "device_name": record.device_name,
+        "threads": record.numerics.get("threads"),
+        "mechanisms": ", ".join(sorted({cell["attention"]["name"] for cell in (config, *bench.get("against", ()))})),
+        "code": record.code.get("sources_sha256"),
+        "commit": None if record.code.get("git_dirty") else record.code.get("git_sha"),
+        "duration_s": record.duration_s,
+        "check_s": record.seconds.get("check"),
+        "pass": only_pass if only_pass in PASSES else None,
+        "place": 0,
+        "value": np.nan,
+    }
 
 
 def _busy(record: Record) -> float | None:

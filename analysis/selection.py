@@ -26,8 +26,6 @@ CONDITIONS = (
 )
 """Columns that must agree between the cells of a figure or table."""
 _RUN = ["bench", "inputs", "weights", "input_settings"]
-CODE = (*_RUN, "mechanisms", "code", "commit")
-"""Columns that identify the code of a cell: what was run, its mechanisms, the hash of the sources, the commit."""
 # Cells that ended before they measured may lack these.
 _KNOWN_ONCE_MEASURED = {"device_name", "cpu_model", "threads", "torch"}
 PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
@@ -184,7 +182,8 @@ def settle(
     for value, rows in frame.groupby([*panels], dropna=False) if panels else ():
         ok = measured.loc[measured.index.intersection(rows.index)]
         here = ok[kept[ok.index]]
-        if _compared(here, reference) or not (here.empty or _compared_somewhere(ok, reference, conditions)):
+        groups = ok.groupby([*conditions], dropna=False)
+        if _compared(here, reference) or not (here.empty or any(_compared(part, reference) for _, part in groups)):
             continue
         if not ok.empty:
             other = _chosen(ok, reference, conditions)
@@ -217,10 +216,6 @@ def _compared(rows: pd.DataFrame, reference: pd.Series) -> bool:
     """Whether the rows have both a reference and another mechanism."""
     own = reference[rows.index]
     return bool(own.any() and not own.all())
-
-
-def _compared_somewhere(rows: pd.DataFrame, reference: pd.Series, conditions: Sequence[str]) -> bool:
-    return any(_compared(part, reference) for _, part in rows.groupby([*conditions], dropna=False))
 
 
 def _agreeing(frame: pd.DataFrame, chosen: dict[str, Any]) -> pd.Series:

@@ -12,7 +12,7 @@ from analysis.plots import captions, layout, style
 from analysis.plots.controls import ROW, bar, difference_axis, names_of_rows, word, zero
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
-from analysis.training import trained_cells
+from analysis.training import trained_cells, within
 
 HOWS: dict[str, dict[str, Any]] = {
     REMOVED: {"color": style.PALETTE[0], "marker": "o", "markerfacecolor": style.PALETTE[0], "linestyle": "none"},
@@ -39,19 +39,11 @@ def figure(frame: pd.DataFrame) -> Picture:
     drawn, axes = layout.panels(len(found), 1, share_y=False, heights=heights, width=6.5)
     for panel, one in zip(axes[:, 0], found, strict=True):
         _draw(panel, one)
-    hows = {how: {**look, "label": how} for how, look in HOWS.items() if any(_has(one, how) for one in found)}
-    panels = {(one.kind, one.n) for one in found}
-    data = data[[panel in panels for panel in zip(data["kind"], data["seq_len"], strict=True)]]
-    shown = data[data["series"].isin([name for one in found for name in (one.hybrid, *_partners(one))])]
+    parts = [part for one in found for part in one.parts]
+    hows = {how: {**look, "label": how} for how, look in HOWS.items() if how in {part.how for part in parts}}
+    data = within(data, [(one.kind, one.n) for one in found])
+    shown = data[data["series"].isin([*(one.hybrid for one in found), *(part.against for part in parts)])]
     return layout.finish(drawn, hows, *notes(data), _EXPLANATION, *more, captions.conditions(shown))
-
-
-def _has(one: Attribution, how: str) -> bool:
-    return any(part.how == how for part in one.parts)
-
-
-def _partners(one: Attribution) -> list[str]:
-    return [part.against for part in one.parts]
 
 
 def _draw(axes: Axes, one: Attribution) -> None:
@@ -60,10 +52,9 @@ def _draw(axes: Axes, one: Attribution) -> None:
     for at, part in enumerate(parts):
         look = {**HOWS[part.how], "markersize": 5, "label": part.how}
         bar(axes, part.difference.value, *part.difference.interval(), at, look)
+        word(axes, part.word, at)
     names = [f"{layout.shown(part.against)} alone" if part.how == ALONE else f"no {part.branch}" for part in parts]
     names_of_rows(axes, names)
     difference_axis(axes, "loss less the hybrid's (nats)")
-    for at, part in enumerate(parts):
-        word(axes, part.word, at)
     words = f"{one.kind}: {one.loss:.2f} nats, of which {one.sentence}"
     layout.titles(axes, f"{layout.shown(one.hybrid)}, n = {one.n:,}", words)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.controls import diagnose, notes
-from analysis.plots import captions, layout, style
+from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.training import PANEL, panels, trained_cells
@@ -34,11 +34,8 @@ def figure(frame: pd.DataFrame) -> Picture:
     if found.empty:
         raise MissingRecords(NEEDS)
     groups = list(found.groupby(PANEL))
-    columns = layout.beside(min(2, len(groups)), WIDE)
-    drawn, axes = layout.panels(math.ceil(len(groups) / columns), columns, share_y=False, width=4.2, least=WIDE)
-    for unused in axes.flat[len(groups) :]:
-        unused.remove()
-    for panel, ((kind, n), rows) in zip(axes.flat, groups, strict=False):
+    drawn, axes = layout.grid(len(groups), 2, width=4.2, least=WIDE)
+    for panel, ((kind, n), rows) in zip(axes, groups, strict=True):
         layout.title(panel, f"{kind}, n = {n:,}")
         panel.axhline(0, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
         of_kinds = rows.drop_duplicates("token").reset_index(drop=True)
@@ -46,8 +43,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         for place, name in enumerate(names):
             own = rows[rows["series"] == name].set_index("token").reindex(of_kinds["token"])
             at = np.arange(len(own)) + 0.7 * ((place + 0.5) / len(names) - 0.5)
-            ends = np.vstack([own["value"] - own["low"], own["high"] - own["value"]])
-            panel.errorbar(at, own["value"], yerr=ends, capsize=2, **{**properties[name], "linestyle": "none"})
+            marks.errorbar(panel, own.assign(at=at), "at", {**properties[name], "linestyle": "none"})
         labels = [f"{_shown(token)}\n{100 * share:.2g} %" for token, share in of_kinds[["token", "share"]].to_numpy()]
         panel.set_xticks(range(len(labels)), labels, fontsize=layout.SMALLEST)
         panel.grid(visible=False, axis="x")

@@ -31,8 +31,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     for panel, ((keys, head_dim), rows) in zip(axes, data.groupby(["keys", "head_dim"]), strict=True):
         layout.title(panel, f"{keys} keys, h = {head_dim}")
         points = _points(rows[rows["value"] > 0])
-        for _, row in points.iterrows():
-            marks.point(panel, row, "state", properties[row["series"]], capsize=2)
+        marks.points(panel, points, "state", properties, capsize=2)
         _bounds(panel, rows, int(head_dim), float(rows["share"].iloc[0]))
         marks.log_axis(panel.xaxis, "state of a head (KiB)")
         marks.log_axis(panel.yaxis, "pairs recalled")

@@ -38,8 +38,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         settings = str(task).removeprefix("associative recall").removeprefix(", ")
         name = ", ".join(filter(None, [settings, f"n = {n:,}", f"{keys} keys"]))
         layout.titles(panel, name, f"{interval}{word}")
-        for _, row in points.iterrows():
-            marks.point(panel, row, "pairs", properties[row["series"]], capsize=2)
+        marks.points(panel, points, "pairs", properties, capsize=2)
         marks.log_axis(panel.xaxis, "pairs recalled without training")
         panel.set_ylim(-3, 103)
         panel.set_ylabel("right answers (%)")

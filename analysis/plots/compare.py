@@ -69,14 +69,6 @@ def figure(frame: pd.DataFrame) -> Picture:
     return layout.finish(drawn, properties | dashes(dtypes), *text)
 
 
-def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per baseline, candidate, pass and length: `speedup`, its interval, the verdict and the rounds."""
-    data, _ = _select(frame)
-    columns = ["baseline", "attention", "pass", "seq_len", "value", "low", "high", "verdict", "samples"]
-    rows = data[data["metric"] == "speedup"].sort_values(["baseline", "attention", "pass", "seq_len"])
-    return rows[columns].rename(columns={"value": "speedup", "samples": "rounds"}).reset_index(drop=True)
-
-
 def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per baseline, candidate and pass: which is `faster` from which `seq_len` on (`low` to `high`).
 

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, SymmetricalLogLocator
 
-from analysis.controls import NEEDS, Diagnosis, comparisons, diagnose, notes
+from analysis.controls import NEEDS, comparisons, diagnose, notes
 from analysis.paired import MARGIN, UNDECIDED
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
@@ -33,32 +33,25 @@ def figure(frame: pd.DataFrame) -> Picture:
     """Loss minus the best negative control's and minus softmax's: a row of two panels for each task and length."""
     data, more = trained_cells(frame)
     properties = style.of_series(data)
-    groups, keys = [], []
-    for (kind, n), rows in panels(data):
-        table = pd.DataFrame(comparisons(rows, (kind, n)))
-        if len(table):
-            groups.append((f"{kind}, n = {n:,}", diagnose(rows), table))
-            keys.append((kind, n))
+    tables = [(key, diagnose(rows), pd.DataFrame(comparisons(rows, key))) for key, rows in panels(data)]
+    groups = [one for one in tables if len(one[-1])]
     if not groups:
         raise MissingRecords(NEEDS)
-    data = within(data, keys)
+    data = within(data, [key for key, _, _ in groups])
     heights = [0.75 + ROW * (1 + table["attention"].nunique()) for _, _, table in groups]
     drawn, axes = layout.panels(len(groups), 2, share_y=True, heights=heights, width=4.2, least=NAMED)
-    for pair, (name, found, table) in zip(axes, groups, strict=True):
-        order = _order(table, found)
-        for panel, anchor, words in zip(pair, (found.negative, found.positive), (name, found.word), strict=True):
-            layout.title(panel, words)
+    for pair, ((kind, n), found, table) in zip(axes, groups, strict=True):
+        # By loss, the lowest first, including the control itself.
+        control = found.negative or str(found.positive)
+        own = table[table["against"] == control].set_index("attention")["difference (nats)"]
+        order = [*pd.concat([own, pd.Series({control: 0.0})]).sort_values(kind="stable").index]
+        words = f"{kind}, n = {n:,}", found.word
+        for panel, anchor, title in zip(pair, (found.negative, found.positive), words, strict=True):
+            layout.title(panel, title)
             _draw(panel, table[table["against"] == anchor], anchor, order, properties)
     is_far = any(axes.get_xscale() == "symlog" for axes in drawn.axes)
     text = [*notes(data), _EXPLANATION + _SYMLOG * is_far, *more, captions.conditions(data)]
     return layout.finish(drawn, {}, *text)
-
-
-def _order(table: pd.DataFrame, found: Diagnosis) -> list[str]:
-    """The names sorted by loss, lowest first, including the control itself."""
-    anchor = found.negative or found.positive
-    values = table[table["against"] == anchor].set_index("attention")["difference (nats)"]
-    return sorted([*values.index, str(anchor)], key=lambda name: values.get(name, 0.0))
 
 
 def _draw(
@@ -68,12 +61,11 @@ def _draw(
     for row in rows.to_dict("records"):
         at = order.index(row["attention"])
         bar(axes, row["difference (nats)"], row["low"], row["high"], at, properties[row["attention"]])
-    names_of_rows(axes, [layout.shown(name) for name in order])
-    difference_axis(axes, f"loss less that of {layout.shown(anchor)} (nats)" if anchor else "")
-    for row in rows.to_dict("records"):
         needed = row["seeds needed"]
         more = f" ({needed:.0f} seeds)" if row["verdict"] == UNDECIDED and pd.notna(needed) else ""
-        word(axes, f"{row['verdict']}{more}", order.index(row["attention"]))
+        word(axes, f"{row['verdict']}{more}", at)
+    names_of_rows(axes, [layout.shown(name) for name in order])
+    difference_axis(axes, f"loss less that of {layout.shown(anchor)} (nats)" if anchor else "")
     if anchor in order:
         word(axes, "the control", order.index(anchor))
     elif anchor is None:

@@ -195,10 +195,10 @@ def panels(
     return figure, by_row
 
 
-def grid(count: int, columns: int = 3) -> tuple[Picture, list[Axes]]:
-    """A figure of `count` panels with at most `columns` beside each other, each with its own axes."""
-    columns = beside(min(count, columns))
-    figure, axes = panels(math.ceil(count / columns), columns, share_y=False)
+def grid(count: int, columns: int = 3, **look: Any) -> tuple[Picture, list[Axes]]:
+    """`count` panels, at most `columns` beside each other, each with its own axes; `look` is as in `panels`."""
+    columns = beside(min(count, columns), look.get("least", LEAST))
+    figure, axes = panels(math.ceil(count / columns), columns, **{"share_y": False, **look})
     for unused in axes.flat[count:]:
         unused.remove()
     return figure, list(axes.flat[:count])

@@ -113,7 +113,9 @@ def recall(frame: pd.DataFrame) -> Picture:
     is_line = max(cells["pairs"].nunique() for _, cells in groups) >= FOR_A_LINE
     if not is_line:
         groups = list(data.groupby(["others", "seq_len", "pairs"]))
-    drawn, axes = layout.grid(len(groups)) if is_line else _rows_of(properties, len(groups))
+    heights = [0.7 + 1.6 * ROW * len(properties)] * -(-len(groups) // layout.beside(len(groups), NAMED))
+    of_rows: dict[str, Any] = {"columns": len(groups), "share_y": True, "heights": heights, "least": NAMED}
+    drawn, axes = layout.grid(len(groups), **({} if is_line else of_rows))
     for panel, ((other, seq_len, *one), cells) in zip(axes, groups, strict=True):
         words = [f"n = {seq_len:,}", *(f"{count} pairs" for count in one)]
         layout.title(panel, ", ".join(words + [other] * (data["others"].nunique() > 1)))
@@ -128,20 +130,9 @@ def recall(frame: pd.DataFrame) -> Picture:
     return layout.finish(drawn, properties if is_line else {}, *text, *notes, captions.conditions(data))
 
 
-def _rows_of(properties: dict[str, dict[str, Any]], count: int) -> tuple[Picture, list[Axes]]:
-    """`count` panels with one row for each series; the names are beside the first panel."""
-    columns = layout.beside(count, NAMED)
-    heights = [0.7 + 1.6 * ROW * len(properties)] * -(-count // columns)
-    drawn, axes = layout.panels(len(heights), columns, heights=heights)
-    for unused in axes.flat[count:]:
-        unused.remove()
-    for panel in axes.flat[:count]:
-        names_of_rows(panel, [layout.wrapped(layout.shown(name), 1.6, layout.SMALLEST) for name in properties])
-    return drawn, list(axes.flat[:count])
-
-
 def _draw_rows(panel: Axes, right: pd.DataFrame, cells: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
     order = list(properties)
+    names_of_rows(panel, [layout.wrapped(layout.shown(name), 1.6, layout.SMALLEST) for name in order])
     for row in right.itertuples():
         at, look = order.index(row.series), properties[row.series]
         bar(panel, 100 * row.value, 100 * row.low, 100 * row.high, at, look)

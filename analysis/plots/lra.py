@@ -34,9 +34,11 @@ def figure2(frame: pd.DataFrame) -> Picture:
         raise MissingRecords(f"{NEEDS} on cores that nothing else used")
     data = within(data, [key for key, _ in panels(quiet)])
     said = controls.notes(data)
-    keys = [*PANEL, "series"]
-    said.append(_untimed(data.loc[data["status"] == "ok", keys].drop_duplicates(), quiet[keys].drop_duplicates()))
-    data = data.merge(quiet[keys].drop_duplicates(), on=keys)
+    data = data.merge(quiet[[*PANEL, "series"]].drop_duplicates(), "left", indicator="timed")
+    untimed = data[(data["timed"] == "left_only") & (data["status"] == "ok")].groupby(PANEL)["series"].unique()
+    words = [f"{kind}, n = {n:,} ({', '.join(names)})" for (kind, n), names in untimed.items()]
+    said += [f"Without a line, since no seed had a core for itself: {'; '.join(words)}."] if words else []
+    data = data[data["timed"] == "both"]
     properties, groups = style.of_series(data), panels(data[data["status"] == "ok"])
     drawn, axes = layout.grid(len(groups))
     for panel, ((kind, n), rows) in zip(axes, groups, strict=True):
@@ -49,14 +51,6 @@ def figure2(frame: pd.DataFrame) -> Picture:
         panel.set_xlabel("training time (s)")
         marks.value_axis(panel.yaxis, "validation loss (nats)")
     return layout.finish(drawn, properties, *said, _TIME, *notes, captions.conditions(data))
-
-
-def _untimed(trained: pd.DataFrame, quiet: pd.DataFrame) -> str:
-    """A sentence that names what has no line, since no seed had its core for itself; empty if there is none."""
-    both = trained.merge(quiet, how="left", indicator=True)
-    missing = both[both["_merge"] == "left_only"].groupby(PANEL)["series"].agg(", ".join)
-    words = [f"{kind}, n = {n:,} ({names})" for (kind, n), names in missing.items()]
-    return f"Without a line, since no seed had a core for itself: {'; '.join(words)}." if words else ""
 
 
 @layout.styled()

@@ -108,13 +108,13 @@ def errorbar(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, Any],
     axes.errorbar(rows[x].to_numpy(float), value, yerr=np.vstack([value - low, high - value]), capsize=2, **properties)
 
 
-def point(axes: Axes, row: pd.Series, x: str, properties: dict[str, Any], **look: Any) -> None:
-    """Draw one point with horizontal and vertical error bars."""
-    bars = {
-        "xerr": [[row[x] - row[f"{x}_low"]], [row[f"{x}_high"] - row[x]]],
-        "yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]],
-    }
-    axes.errorbar(row[x], row["value"], **{**properties, "linestyle": "none", "elinewidth": 1.5, **bars, **look})
+def points(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, dict[str, Any]], **look: Any) -> None:
+    """Draw a point with horizontal and vertical error bars for each row."""
+    look = {"linestyle": "none", "elinewidth": 1.5, **look}
+    for _, row in rows.iterrows():
+        bars = {"xerr": [[row[x] - row[f"{x}_low"]], [row[f"{x}_high"] - row[x]]]}
+        bars |= {"yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]]}
+        axes.errorbar(row[x], row["value"], **{**properties[row["series"]], **bars, **look})
 
 
 def numbered(properties: dict[str, dict[str, Any]]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
@@ -156,11 +156,9 @@ def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None
         boxes.append((place + offset - 2, place + offset + needed + 2))
         # The point of the text's box that is nearest to its data point.
         near = np.clip(0, offset, offset + needed)
-        far: dict[str, Any] = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
-        joined: dict[str, Any] = (
-            {"arrowprops": {**far, "relpos": tuple((near - offset) / needed)}} if np.hypot(*near) > 8 else {}
-        )
-        axes.annotate(text, tuple(own), tuple(offset), **look, **joined)
+        far = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+        joined = {**far, "relpos": tuple((near - offset) / needed)} if np.hypot(*near) > 8 else None
+        axes.annotate(text, tuple(own), tuple(offset), arrowprops=joined, **look)
 
 
 def _places(needed: np.ndarray) -> Iterator[np.ndarray]:
@@ -206,10 +204,9 @@ def front_line(axes: Axes, best: pd.DataFrame, x: str) -> None:
 def level(axes: Axes, row: Any, properties: dict[str, Any], along: Literal["y", "x"] = "y") -> None:
     """Draw a line across the panel at a value of the `along` axis, with a pale band from low to high."""
     line, span = (axes.axhline, axes.axhspan) if along == "y" else (axes.axvline, axes.axvspan)
-    line(row.value, **properties, gid="level" if along == "y" else "upright")
-    span(
-        row.low, row.high, color=properties["color"], alpha=0.2, linewidth=0, gid="level" if along == "y" else "upright"
-    )
+    gid = "level" if along == "y" else "upright"
+    line(row.value, **properties, gid=gid)
+    span(row.low, row.high, color=properties["color"], alpha=0.2, linewidth=0, gid=gid)
 
 
 def broken(upper: Axes, lower: Axes) -> None:

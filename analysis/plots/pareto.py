@@ -10,49 +10,41 @@ from matplotlib.axes import Axes
 from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.selection import CODE, MissingRecords, mask, newest, series, settle, variants
+from analysis.selection import MissingRecords, mask, newest, series, settle, variants
 from analysis.selection import controls as is_control
 
 ERROR = "relative error ‖BV − R‖ / ‖BV‖"
 # A speed and an error are paired only if these columns agree.
 _SHAPE = ["causal", "num_heads", "head_dim"]
 # Columns of the errors -> their names in a frame of points.
-_OF_ERROR = {name: f"error_{name}" for name in ("low", "high", "interval", "over", "samples", *CODE)}
-_FROM_ERROR = {column: name for name, column in _OF_ERROR.items()}
-_MISSING = (
-    "needs ok records of bench=latency and bench=spectral_norm for one mechanism at the same "
-    "seq_len, num_heads, head_dim and causal"
-)
+_OF_ERROR = {name: f"error_{name}" for name in ("low", "high", "cell_id")}
 
 
 @layout.styled()
-def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str = "forward") -> Picture:
+def figure(frame: pd.DataFrame) -> Picture:
     """Latency per token against error: one panel for each approximated function, mask and length.
 
-    Errors of different functions are not comparable, so they never share a panel. The length is `seq_len`, or every
-    length at which both were measured. Exact mechanisms have no error and are horizontal lines at their time; controls,
-    such as the mean of the values, are vertical lines at their error.
+    Errors of different functions are not comparable, so they never share a panel. Exact mechanisms have no error and
+    are horizontal lines at their time; controls, such as the mean of the values, are vertical lines at their error.
     """
-    speed = frame[(frame["metric"] == "latency_per_token") & (frame["pass"] == measured_pass)]
+    speed = frame[(frame["metric"] == "latency_per_token") & (frame["pass"] == "forward")]
     error = frame[(frame["metric"] == "relative") & ~frame["exact"]]
-    if seq_len is not None:
-        speed, error = (rows[rows["seq_len"] == seq_len] for rows in (speed, error))
     speed, error = (rows.assign(function=_function(rows)) for rows in (speed, error))
     panels = []
     for (function, causal, _), same in error.groupby(["function", "causal", "seq_len"], sort=True):
         panels += _points(speed[(speed["function"] == function) & (speed["causal"] == causal)], same)
     if not panels:
-        raise MissingRecords(_MISSING + ("" if seq_len is None else f" at seq_len={seq_len}"))
+        where = "at the same seq_len, num_heads, head_dim and causal"
+        raise MissingRecords(f"needs ok records of bench=latency and bench=spectral_norm for one mechanism {where}")
 
     everything = pd.concat([rows for one in panels for rows in (one.points, one.exact)])
     controls = pd.concat([one.controls for one in panels])
-    own = ["attention", "status", *_OF_ERROR.values()]
-    errors = pd.concat([*(one.points[own].rename(columns=_FROM_ERROR) for one in panels), controls])
+    errors = error[error["cell_id"].isin([*controls["cell_id"], *everything["error_cell_id"]])]
     properties = style.of_series(pd.concat([everything, controls]))
     drawn, axes = layout.grid(len(panels))
     for panel, one in zip(axes, panels, strict=True):
         _draw(panel, one, properties)
-        marks.log_axis(panel.yaxis, f"{marks.PASSES[measured_pass]} latency (µs/token)")
+        marks.log_axis(panel.yaxis, "forward latency (µs/token)")
     explanation = (
         f"Lower left is better. Error: mean relative spectral norm error, bars {intervals.bars(errors)}; latency: "
         f"median, bars {intervals.bars(everything)}; numbers: size d. Horizontal lines: time of exact mechanisms; "
@@ -121,8 +113,7 @@ def _draw(axes: Axes, one: _Panel, properties: dict[str, dict[str, Any]]) -> Non
         marks.level(axes, row, {**properties[row.series], "marker": None, "linestyle": "-."}, along="x")
     best = marks.front(points, "error", exact["value"].min() if len(exact) else np.inf)
     marks.front_line(axes, best[best["error"] < (controls["value"].min() if len(controls) else np.inf)], "error")
-    for _, row in points.iterrows():
-        marks.point(axes, row, "error", properties[row["series"]])
+    marks.points(axes, points, "error", properties)
     title = f"{points['function'].iloc[0]}, {mask(points['causal'].iloc[0])}, n = {points['seq_len'].iloc[0]}"
     layout.title(axes, title)
     # Leave room for the text at the rightmost point, and for at least one tick.

@@ -43,8 +43,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         layout.title(panel, f"{kind}, n = {seq_len:,}")
         x = _TIMES[0] if rows["step_ms"].notna().all() else _TRAINED[0]
         marks.front_line(panel, marks.front(rows, x), x)
-        for _, row in rows.iterrows():
-            marks.point(panel, row, x, properties[row["series"]], capsize=2)
+        marks.points(panel, rows, x, properties, capsize=2)
         marks.value_axis(panel.xaxis, MEASURED if x == _TIMES[0] else TRAINING)
         marks.value_axis(panel.yaxis, "test loss (nats)")
         # A narrow panel has room for numbers only.

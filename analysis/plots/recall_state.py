@@ -33,8 +33,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     drawn, axes = layout.grid(len(groups))
     for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
         layout.title(panel, f"{kind}, n = {seq_len:,}")
-        for _, row in rows.iterrows():
-            marks.point(panel, row, "state", properties[row["series"]], capsize=2)
+        marks.points(panel, rows, "state", properties, capsize=2)
         marks.log_axis(panel.xaxis, "decoding state (KiB)")
         panel.set_ylim(-3, 103)
         panel.set_ylabel("right answers (%)")

@@ -1,5 +1,6 @@
 """Tables of recall without training: pairs per byte of state, and whether this capacity predicts trained recall."""
 
+import bisect
 import json
 import math
 from functools import partial
@@ -39,11 +40,8 @@ def capacities(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     settled = settled[settled["status"] == "ok"].assign(series=lambda cells: series(cells))
     data = newest(settled[settled["metric"] == "capacity"], _KEYS)
     for metric in ("state_bytes", "capacity_per_byte", "reached"):
-        own = settled[settled["metric"] == metric].set_index("cell_id")
-        ends = {metric: "value"} | (
-            {f"{metric}_low": "low", f"{metric}_high": "high"} if metric == "state_bytes" else {}
-        )
-        data = data.assign(**{name: data["cell_id"].map(own[of]) for name, of in ends.items()})
+        own = settled[settled["metric"] == metric].set_index("cell_id")[["value", "low", "high"]]
+        data = data.join(own.set_axis([metric, f"{metric}_low", f"{metric}_high"], axis=1), on="cell_id")
     return data.sort_values(["keys", "head_dim", "series"]), notes
 
 
@@ -65,13 +63,7 @@ def most_pairs(state_bytes: float, share: float) -> int:
     """The most pairs whose `bits_needed` fit into a state of so many bytes."""
     if share <= 0.5:
         raise ValueError(f"share={share}: must be above 0.5, for less there is no bound")
-    low, high = 0, 2
-    while bits_needed(high, share) <= 8 * state_bytes:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bits_needed(middle, share) <= 8 * state_bytes else (low, middle)
-    return low
+    return bisect.bisect_right(range(2**62), 8 * state_bytes, key=partial(bits_needed, share=share)) - 1
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -166,7 +158,7 @@ def matched(frame: pd.DataFrame) -> pd.DataFrame:
                 found = {"recall": one.value, "recall_low": one.low, "recall_high": one.high}
                 found |= {"pairs": near["value"], "pairs_low": near["low"], "pairs_high": near["high"]}
                 cells = of_task.loc[[one.Index]], own.loc[[far.idxmin()]]
-                rows.append(names | found | {"disturbed": disturbance(pd.concat(cells))})
+                rows.append(names | found | {"disturbance": disturbance(pd.concat(cells))})
     if not rows:
         raise MissingRecords("needs bench=capacity and bench=train with task=associative_recall of one mechanism")
     return pd.DataFrame(rows)
@@ -215,6 +207,5 @@ def capacity_and_recall(frame: pd.DataFrame) -> pd.DataFrame:
         row |= {"without controls": others.value, "without, low": others.low, "without, high": others.high}
         dims = ", ".join(str(dim) for dim in sorted(set(group["head_dim"])))
         row |= {"head dim of the capacity": dims, "of": ", ".join(sorted(group["series"]))}
-        causes = {cause for text in group["disturbed"].dropna() for cause in text.split("; ")}
-        rows.append(row | {"disturbed": "; ".join(sorted(causes)) or None})
+        rows.append(row | {"disturbed": disturbance(group)})
     return unless_quiet(pd.DataFrame(rows))

@@ -124,18 +124,12 @@ def _crossover(table: pd.DataFrame) -> pd.DataFrame:
 
 def _trained(table: pd.DataFrame) -> pd.DataFrame:
     """One row for each mechanism and one column for each task: the loss of text, the right answers of other tasks."""
-    cells: dict[tuple[str, str], str] = {}
+    columns = {}
     for (task, n), rows in table.groupby(["task", "n"], sort=True):
-        is_text = str(task).startswith("language modelling")
-        name = "loss (nats)" if is_text else "right (%)"
+        name = "loss (nats)" if str(task).startswith("language modelling") else "right (%)"
         texts = _interval(rows, name, f"lowest {name}", f"highest {name}")
-        cells |= {
-            (label, f"{task}, n = {n}: {name}"): text for label, text in zip(rows["attention"], texts, strict=True)
-        }
-    columns = list(dict.fromkeys(column for _, column in cells))
-    labels = sorted({label for label, _ in cells})
-    shown = [[label, *(cells.get((label, column), "") for column in columns)] for label in labels]
-    return pd.DataFrame(shown, columns=["attention", *columns])
+        columns[f"{task}, n = {n}: {name}"] = texts.set_axis(rows["attention"])
+    return pd.DataFrame(columns).sort_index().fillna("").rename_axis("attention").reset_index()
 
 
 def _arena(table: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis import controls
 from analysis.paired import Array
-from analysis.selection import MissingRecords, unless_quiet
+from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
 from bench.records.statistics import mean_interval
 
@@ -23,8 +23,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     text.
     """
     data, _ = trained_cells(frame, ["language_modelling"])
-    tables = [controls.with_disturbances(pd.DataFrame(_rows(rows, key)), rows) for key, rows in panels(data)]
-    made = pd.concat([one for one in tables if len(one)] or [pd.DataFrame()], ignore_index=True)
+    made = pd.DataFrame([row for key, rows in panels(data) for row in _rows(rows, key)])
     if made.empty:
         raise MissingRecords(controls.NEEDS)
     # The positive control first: a page shows only the head of a long table.
@@ -39,6 +38,7 @@ def _rows(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, object]]:
     best = by_series.get(found.negative or "", {})
     return [
         {**names, "attention": name, "against": found.negative, **numbers, "seeds": len(seeds)}
+        | {"disturbed": disturbance(rows[rows["series"].isin([name, found.negative])])}
         for name, own in by_series.items()
         if name != found.negative and len(seeds := sorted(own.keys() & best.keys())) > 1
         for numbers in _by_range(np.stack([own[seed] - best[seed] for seed in seeds]))

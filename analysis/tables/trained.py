@@ -80,8 +80,8 @@ def _rows(data: pd.DataFrame, metrics: Mapping[str, tuple[str, float]], sizes: b
     cells = data.drop_duplicates("cell_id")
     first = cells.assign(name=series(cells)).drop_duplicates(keys).set_index(keys)
     ok = (cells["status"] == "ok").groupby([cells[key] for key in keys])
-    words = controls.task_is(data)
-    columns = {"task is": pd.Series([words[key[:2]] for key in first.index], index=first.index)}
+    found = controls.diagnoses(data)
+    columns = {"task is": pd.Series([found[key[:2]].word for key in first.index], index=first.index)}
     columns |= {"attention": first["name"], "layers": first["layers"]} if sizes else {}
     columns |= {"heads": first["num_heads"], "head dim": first["head_dim"]} if sizes else {}
     columns |= {"dtype": first["dtype"], "learning rate": first["rate"], "best of": first["rates"]}

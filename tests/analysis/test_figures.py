@@ -238,8 +238,6 @@ def test_pareto_keeps_functions_apart_and_matches_sizes(frame):
     assert line.get_xdata()[0] in set(of_mean["value"]) and band.get_bbox().x0 < line.get_xdata()[0]
     (front,) = marked(panel, "front")
     assert (front.get_xdata() < line.get_xdata()[0]).all()
-    with pytest.raises(MissingRecords, match="seq_len=77"):
-        pareto.figure(frame, seq_len=77)
 
 
 def test_compare_shows_ratios_ties_and_the_crossover(frame):
