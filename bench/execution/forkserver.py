@@ -13,7 +13,6 @@ import ctypes
 import gc
 import importlib
 import os
-import pkgutil
 import random
 import resource
 import signal
@@ -44,8 +43,6 @@ START = "import sys; sys.path[:] = sys.argv[2:]; from bench.execution import for
 
 PR_SET_CHILD_SUBREAPER = 36
 ENDED_WITHIN_S = 30.0
-# For one cell: far more than compilers and data loaders start, far less than what harms a machine.
-MAX_THREADS = 4096
 
 
 def forks() -> bool:
@@ -93,9 +90,8 @@ def serve(descriptor: str) -> NoReturn:
 
 
 def run(task: str) -> None:
-    """Run a task in this process, with limits on what it may start."""
+    """Run a task in this process."""
     become_subreaper()
-    limit_threads()
     importlib.import_module(task).main()
 
 
@@ -105,10 +101,9 @@ def _load() -> None:
     Plugins are imported by the child: they may start threads, and may change while a notebook runs.
     """
     plugins = os.environ.pop(PLUGINS, None)
-    for name in (*TASKS, "bench.measures"):
+    for name in TASKS:
         importlib.import_module(name)
-    for benchmark in pkgutil.iter_modules(sys.modules["bench.measures"].__path__):
-        importlib.import_module(f"bench.measures.{benchmark.name}")
+    sys.modules["bench.measures"].list_benchmarks()  # imports them
     for library in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(library)
@@ -183,16 +178,6 @@ def become_subreaper() -> None:
     """Remain the ancestor of all processes started below, also of those that leave the session or lose their parent."""
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def limit_threads() -> None:
-    """Limit the number of this user's processes and threads; the system does not limit root."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/loadavg") as file:
-            most = int(file.read().split()[3].partition("/")[2]) + MAX_THREADS
-        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-        if soft == resource.RLIM_INFINITY or most < soft:
-            resource.setrlimit(resource.RLIMIT_NPROC, (most, hard))
 
 
 def kill_group(pid: int) -> None:

@@ -5,6 +5,7 @@ writes the tables that `mlflow migrate-filestore` writes. Stores that a user nam
 """
 
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +22,14 @@ from mlflow.store.tracking.dbmodels.models import (
     SqlTag,
 )
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NAME
-from sqlalchemy import Connection, NullPool, bindparam, create_engine, delete, insert, select, update
+from sqlalchemy import NullPool, create_engine, insert, select, update
+from sqlalchemy.orm import Session
 
-Row = dict[str, Any]
 # The role of a dataset, as MLflow shows it.
 CONTEXT = "measurement"
+# Where a run comes from, which its tags say.
+NO_SOURCE = dict.fromkeys(("source_name", "entry_point_name", "source_version"), "")
+NO_SOURCE |= {"user_id": "unknown", "source_type": "UNKNOWN"}
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ class Draft:
     dataset: Dataset | None = None
 
 
-def write(uri: str, experiment: str, artifacts: str, drafts: Iterable[Draft]) -> list[str]:
-    """Write runs into an experiment, all or none; returns their ids.
+def write(uri: str, experiment: str, artifacts: str, drafts: Iterable[Draft]) -> int:
+    """Write runs into an experiment, all or none; returns their number.
 
     Args:
         uri: the store's SQLAlchemy URI.
@@ -51,79 +55,48 @@ def write(uri: str, experiment: str, artifacts: str, drafts: Iterable[Draft]) ->
         artifacts: the experiment's artifact URI.
         drafts: runs with names and values that MLflow accepts, and without duplicate points of a metric.
     """
-    rows: dict[type[Any], list[Row]] = {table: [] for table in (SqlRun, SqlTag, SqlParam, SqlMetric, SqlLatestMetric)}
-    used: list[tuple[str, Dataset]] = []
-    for draft in drafts:
-        run_id = uuid.uuid4().hex
-        rows[SqlRun].append(_run(run_id, draft, int(experiment), artifacts))
-        own = {"run_uuid": run_id}
-        tags = {MLFLOW_RUN_NAME: draft.name, **draft.tags}
-        rows[SqlTag] += [{"key": key, "value": value, **own} for key, value in tags.items()]
-        rows[SqlParam] += [{"key": key, "value": value, **own} for key, value in draft.params.items()]
-        points = [_point(metric) | own for metric in draft.metrics]
-        rows[SqlMetric] += points
-        newest = {point["key"]: point for point in sorted(points, key=lambda one: (one["step"], one["timestamp"]))}
-        rows[SqlLatestMetric] += newest.values()
-        if draft.dataset:
-            used.append((run_id, draft.dataset))
+    rows: dict[type[Any], list[dict[str, Any]]] = defaultdict(list)
+    place = {"experiment_id": int(experiment)}
     with create_engine(uri, poolclass=NullPool).begin() as connection:
+        stored: Any = select(SqlDataset.name, SqlDataset.digest, SqlDataset.dataset_uuid).filter_by(**place)
+        datasets = {(name, digest): found for name, digest, found in connection.execute(stored)}
+        for draft in drafts:
+            run_id, tags = uuid.uuid4().hex, {MLFLOW_RUN_NAME: draft.name, **draft.tags}
+            own = {"run_uuid": run_id}
+            times = {"start_time": draft.started, "end_time": draft.ended}
+            named = {"name": draft.name, "status": draft.status, "artifact_uri": f"{artifacts}/{run_id}/artifacts"}
+            rows[SqlRun].append({**own, **place, **named, **times, **NO_SOURCE})
+            rows[SqlTag] += [{"key": key, "value": value, **own} for key, value in tags.items()]
+            rows[SqlParam] += [{"key": key, "value": value, **own} for key, value in draft.params.items()]
+            points = [
+                {"key": one.key, "value": one.value, "timestamp": one.timestamp, "step": one.step, **own}
+                for one in draft.metrics
+            ]
+            rows[SqlMetric] += points
+            newest = {point["key"]: point for point in sorted(points, key=lambda one: (one["step"], one["timestamp"]))}
+            rows[SqlLatestMetric] += newest.values()
+            if used := draft.dataset:
+                if (which := (used.name, used.digest)) not in datasets:  # each is stored once
+                    datasets[which] = uuid.uuid4().hex
+                    fields: dict[str, Any] = {"dataset_source_type": used.source_type, "dataset_source": used.source}
+                    fields |= {"dataset_schema": used.schema, "dataset_profile": used.profile, "name": used.name}
+                    rows[SqlDataset].append({**place, **fields, "digest": used.digest, "dataset_uuid": datasets[which]})
+                link = {"input_uuid": uuid.uuid4().hex}
+                ends = {"source_id": datasets[which], "destination_type": "RUN", "destination_id": run_id}
+                rows[SqlInput].append({**link, "source_type": "DATASET", **ends})
+                rows[SqlInputTag].append({**link, "name": MLFLOW_DATASET_CONTEXT, "value": CONTEXT})
         for table, values in rows.items():
             if values:
                 connection.execute(insert(table), values)
-        _link(connection, int(experiment), used)
-    return [row["run_uuid"] for row in rows[SqlRun]]
+    return len(rows[SqlRun])
 
 
 def tag(uri: str, changes: Sequence[tuple[str, Mapping[str, str]]]) -> None:
     """Set tags of runs, given their ids; the tag for the name also renames the run."""
     rows = [{"key": key, "value": value, "run_uuid": run} for run, tags in changes for key, value in tags.items()]
-    if not rows:
-        return
-    same = (SqlTag.run_uuid == bindparam("run"), SqlTag.key == bindparam("which"))
-    named = [{"run": row["run_uuid"], "called": row["value"]} for row in rows if row["key"] == MLFLOW_RUN_NAME]
-    with create_engine(uri, poolclass=NullPool).begin() as connection:
-        connection.execute(delete(SqlTag).where(*same), [{"run": row["run_uuid"], "which": row["key"]} for row in rows])
-        connection.execute(insert(SqlTag), rows)
-        if named:
-            rename = update(SqlRun.__table__).where(SqlRun.run_uuid == bindparam("run"))
-            connection.execute(rename.values(name=bindparam("called")), named)
-
-
-def _run(run_id: str, draft: Draft, experiment: int, artifacts: str) -> Row:
-    return {
-        **{"run_uuid": run_id, "name": draft.name, "experiment_id": experiment, "status": draft.status},
-        **{"start_time": draft.started, "end_time": draft.ended, "deleted_time": None, "lifecycle_stage": "active"},
-        **{"artifact_uri": f"{artifacts}/{run_id}/artifacts", "user_id": "unknown", "source_type": "UNKNOWN"},
-        **{"source_name": "", "entry_point_name": "", "source_version": ""},
-    }
-
-
-def _point(metric: Metric) -> Row:
-    point = {"key": metric.key, "value": metric.value, "timestamp": metric.timestamp, "step": metric.step}
-    return point | {"is_nan": False}
-
-
-def _link(connection: Connection, experiment: int, used: Sequence[tuple[str, Dataset]]) -> None:
-    """Link runs to the datasets that they used; each dataset of an experiment is stored once."""
-    known: Any = select(SqlDataset.name, SqlDataset.digest, SqlDataset.dataset_uuid)
-    ids = {
-        (name, digest): found for name, digest, found in connection.execute(known.filter_by(experiment_id=experiment))
-    }
-    for _, dataset in used:
-        if (dataset.name, dataset.digest) not in ids:
-            ids[dataset.name, dataset.digest] = uuid.uuid4().hex
-            fields: Row = {"dataset_source_type": dataset.source_type, "dataset_source": dataset.source}
-            fields |= {"dataset_schema": dataset.schema, "dataset_profile": dataset.profile}
-            which = {"name": dataset.name, "digest": dataset.digest, "dataset_uuid": ids[dataset.name, dataset.digest]}
-            connection.execute(insert(SqlDataset), [{**which, **fields, "experiment_id": experiment}])
-    if used:
-        links = [
-            {
-                **{"input_uuid": uuid.uuid4().hex, "source_type": "DATASET", "destination_type": "RUN"},
-                **{"source_id": ids[dataset.name, dataset.digest], "destination_id": run_id},
-            }
-            for run_id, dataset in used
-        ]
-        connection.execute(insert(SqlInput), links)
-        context = {"name": MLFLOW_DATASET_CONTEXT, "value": CONTEXT}
-        connection.execute(insert(SqlInputTag), [{"input_uuid": link["input_uuid"], **context} for link in links])
+    names = [{"run_uuid": row["run_uuid"], "name": row["value"]} for row in rows if row["key"] == MLFLOW_RUN_NAME]
+    with Session(create_engine(uri, poolclass=NullPool)) as session, session.begin():
+        if rows:
+            session.execute(insert(SqlTag).prefix_with("OR REPLACE"), rows)  # in SQLite's words
+        if names:
+            session.execute(update(SqlRun), names)

@@ -89,7 +89,7 @@ def _values(entries: Iterable[Entry]) -> dict[tuple[str, int], float]:
 def lines(entries: Sequence[Entry]) -> list[Line]:
     """The lines of entries, which are given oldest first: exact softmax, then one per mechanism, then the rest."""
     batches = _batches(entries)
-    conditions = [_condition(entry, batches[_cells(entry)]) for entry in entries]
+    conditions = [_condition(entry, batches[entry.record.sweep_id, entry.bench]) for entry in entries]
     varying = [len(set(words)) > 1 for words in zip(*conditions, strict=True)]
     found: dict[tuple[str, str, tuple[str, ...]], list[Entry]] = defaultdict(list)
     together: dict[tuple[str, tuple[str, ...]], list[Entry]] = defaultdict(list)
@@ -219,15 +219,11 @@ def _whole(record: Record) -> str:
     return str(record.config["bench"]["name"]).removeprefix("compare_")
 
 
-def _cells(entry: Entry) -> tuple[str, str]:
-    return entry.record.sweep_id, entry.bench
-
-
 def _batches(entries: Iterable[Entry]) -> dict[tuple[str, str], int | None]:
     """For each benchmark of each sweep, the tokens per batch if the batch size follows the length; else None."""
     sizes: dict[tuple[str, str], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for entry in entries:
-        sizes[_cells(entry)][entry.config["seq_len"]].add(entry.config["batch_size"])
+        sizes[entry.record.sweep_id, entry.bench][entry.config["seq_len"]].add(entry.config["batch_size"])
     tokens = {}
     for key, by_length in sizes.items():
         one_each = all(len(batches) == 1 for batches in by_length.values())

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from filelock import FileLock
 from tqdm import tqdm
 
-from bench.common.errors import say
+from bench.common.errors import one_line, say
 from bench.common.quiet import QUIET
 from bench.measures.progress import Point
 from bench.records.record import Record, RecordError
@@ -23,7 +23,7 @@ from bench.records.store import latest
 from bench.records.summary import summarised
 from bench.records.table import table
 from bench.tracking import views
-from bench.tracking.comparison import Entry, entries, lines, settled
+from bench.tracking.comparison import entries, lines, settled
 from bench.tracking.lines import FORMAT, digest, milliseconds, names, sweep_name, text
 
 if TYPE_CHECKING:
@@ -128,7 +128,6 @@ class Mirror:
         """
         by_id = {record.record_id: _read_once(record) for record in records}
         standing = sorted(latest(by_id.values()).values(), key=lambda record: (record.ended, record.cell_id))
-        said = entries(standing)
         sweeps: dict[str, list[Record]] = defaultdict(list)
         for record in standing:
             sweeps[record.sweep_id].append(record)
@@ -139,21 +138,19 @@ class Mirror:
             for sweep_id in [key for key, own in sweeps.items() if len(own) > 1 and key not in known]:
                 own, drawn = sweeps[sweep_id], sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
                 figures = [path for path in drawn if path.suffix in FIGURES]
-                of_sweep = [entry for entry in said if entry.record.sweep_id == sweep_id]
-                self._summarise(experiment, own, of_sweep, figures, table(own), sweep_id)
-            self._compare(experiment, standing, said)
+                self._summarise(experiment, own, figures, table(own), sweep_id)
+            self._compare(experiment, standing)
             return self._sync(experiment, by_id)
 
-    def _compare(self, experiment: Runs, standing: Sequence[Record], said: Sequence[Entry]) -> None:
+    def _compare(self, experiment: Runs, standing: Sequence[Record]) -> None:
         """Write the lines that compare all records, unless they exist already."""
         content = {"kind": "comparison", "content_sha256": digest(standing)}
         known = experiment.search("tags.kind = 'comparison'")
         if standing and {run.data.tags["content_sha256"] for run in known} != {content["content_sha256"]}:
+            found = settled(lines(entries(standing)), views.METRICS)[:MAX_LINES]
             for run in known:
                 experiment.client.delete_run(run.info.run_id)
-            experiment.write_lines(
-                settled(lines(said), views.METRICS)[:MAX_LINES], content, milliseconds(standing[-1].ended)
-            )
+            experiment.write_lines(found, content, milliseconds(standing[-1].ended))
 
     def follow(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:
         """Add points to the curves of a cell that is being measured; its record's run will have all points."""
@@ -168,16 +165,10 @@ class Mirror:
         """
         standing = sorted(latest(records).values(), key=lambda record: (record.ended, record.cell_id))
         with self._writing() as experiment:
-            self._summarise(experiment, standing, entries(standing), figures, table, sweep_id)
+            self._summarise(experiment, standing, figures, table, sweep_id)
 
     def _summarise(
-        self,
-        experiment: Runs,
-        standing: Sequence[Record],
-        said: Sequence[Entry],
-        figures: Sequence[Path],
-        table: str,
-        sweep_id: str,
+        self, experiment: Runs, standing: Sequence[Record], figures: Sequence[Path], table: str, sweep_id: str
     ) -> None:
         name = sweep_name(standing)
         tags = {"sweep_id": sweep_id, "sweep": name, "content_sha256": digest(standing, figures, table)}
@@ -192,7 +183,7 @@ class Mirror:
         ended = max((milliseconds(record.ended) for record in standing), default=0)
         note = views.LINK.format(name=name, address=views.address(views.of(sweep_id), experiment.id)[1:])
         with experiment.summary(standing, figures, table, {**vouching, "mlflow.note.content": note}, ended) as parent:
-            drawn = lines(said)
+            drawn = lines(entries(standing))
             if len(drawn) > MAX_LINES:
                 say(f"MLflow mirror: {name}: lines for {MAX_LINES} of {len(drawn)} mechanisms and conditions")
             own = {**tags, "kind": "curve", "mlflow.parentRunId": parent}
@@ -224,8 +215,7 @@ class Mirror:
             yield
         # MLflow, SQLAlchemy, alembic and the disk share no error class, and a broken mirror must never end a sweep.
         except Exception as error:
-            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise TrackingError(f"MLflow mirror of {self.results_dir}: {first_line}") from error
+            raise TrackingError(f"MLflow mirror of {self.results_dir}: {one_line(error)}") from error
 
     def _open(self, client: MlflowClient) -> str:
         """The experiment's id; creates the experiment, or restores a deleted one, if necessary."""
@@ -253,15 +243,9 @@ class _Noting:
     def __init__(self, client: MlflowClient, mirror: Mirror) -> None:
         self._client, self._mirror = client, mirror
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._client, name)
-
-        def noting(*args: Any, **kwargs: Any) -> Any:
-            answer = method(*args, **kwargs)
-            self._mirror.answered = time.monotonic()
-            return answer
-
-        return noting
+    def __getattr__(self, name: str) -> Any:
+        self._mirror.answered = time.monotonic()  # the call before this one was answered
+        return getattr(self._client, name)
 
 
 def _read_once(record: Record) -> Record:

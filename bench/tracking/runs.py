@@ -122,7 +122,7 @@ class Runs:
         """Write runs of records, given their names and further tags; returns how many MLflow accepts."""
         drafts = [(record, _cell(record, name, tags)) for record, name, tags in cells]
         if self.own:
-            return len(bulk.write(self.own[0], self.id, self.own[1], [draft for _, draft in drafts]))
+            return bulk.write(self.own[0], self.id, self.own[1], [draft for _, draft in drafts])
         written = 0
         for record, draft in drafts:
             try:

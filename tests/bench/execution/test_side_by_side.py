@@ -118,12 +118,14 @@ def test_what_must_be_alone_comes_when_nothing_else_runs(tmp_path):
 
 @two_cores
 def test_one_that_cannot_save_ends_the_sweep_and_interrupts_the_others(tmp_path):
-    interrupted = threading.Event()
+    is_beside, interrupted = threading.Event(), threading.Event()
 
     def deed(each, started, stop):
         started()
         if each.config["label"] == "0":
+            assert is_beside.wait(10)
             raise OSError(28, "No space left on device")
+        is_beside.set()
         assert stop.wait(10)
         interrupted.set()
         raise KeyboardInterrupt
