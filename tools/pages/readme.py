@@ -1,5 +1,6 @@
 """The numbers of README.md from the records in results/: `python -m tools.pages.readme` writes them between marks."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -204,18 +205,18 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
     others = {key: without_controls(rows) for key, rows in both.groupby(["task", "n", "keys"], sort=False)}
     said = []
     right = right.assign(printed=right["value"].round(2)).sort_values(["printed", "low"], ascending=False)
-    for n, rows in right.groupby("seq_len"):
+    for (n, task), rows in right.groupby(["seq_len", "task"]):
         percent = rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})
         each = [f"`{row.series}` {row.value:.0f} % ({row.low:.0f} to {row.high:.0f})" for row in percent.itertuples()]
         words = [
             f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f}; {keys} keys): {word}, without controls "
-            f"{others[task, of_n, keys].value:.2f}"
-            for (task, of_n, keys), (one, word) in foretold.items()
+            f"{others[of, of_n, keys].value:.2f}"
+            for (of, of_n, keys), (one, word) in foretold.items()
             if of_n == n
         ]
         said.append(
-            f"- [Recall](results/quality/figures/recall.png) at n = {n:,}, values right, median (lowest to highest "
-            f"seed): {', '.join(each)}. Do the pairs that a state holds *without* training "
+            f"- [Recall](results/quality/figures/recall.png) of {json.loads(task)['num_pairs']} pairs at n = {n:,}, values "
+            f"right, median (lowest to highest seed): {', '.join(each)}. Do the pairs that a state holds *without* training "
             "[predict](results/quality/figures/capacity_and_recall.png) this order? Rank correlation "
             f"{'; '.join(words)}."
         )
