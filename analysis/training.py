@@ -142,8 +142,8 @@ def _notes(data: pd.DataFrame) -> list[str]:
     notes += [f"Runs that did not end: {'; '.join([*runs[:MOST_NAMED], *more])}."] if runs else []
     tried = data["rates"].unique()
     if len(tried) > 1:
-        return [*notes, "Learning rates: the best by validation loss of those tried, which are not as many for all."]
-    best = f"Learning rates: the best of {tried[0]} by validation loss for each mechanism."
+        return [*notes, "Learning rates: the best by mean validation loss of those tried, which are not as many for all."]
+    best = f"Learning rates: the best of {tried[0]} by mean validation loss for each mechanism."
     return [*notes, best] if "," in tried[0] else notes
 
 
@@ -189,15 +189,19 @@ def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
 
 
 def _tuned(data: pd.DataFrame) -> pd.DataFrame:
-    """Keep each mechanism's cells with its best learning rate; `rates` lists those that were tried."""
+    """Keep each mechanism's cells with its best learning rate; `rates` lists those that were tried.
+
+    The best has the least mean validation loss over seeds, as comparisons are of means; a run that failed has an infinite
+    one, and where all rates have such runs, medians decide.
+    """
     ends = data[data["metric"] == "validation_loss"].set_index("cell_id")["value"]
     model = [*PANEL, *_MODEL]
     cells = data[[*model, "cell_id", "rate"]].drop_duplicates("cell_id")
     cells = cells.assign(end=cells["cell_id"].map(ends).fillna(math.inf))
     tried: dict[str, str] = {}
     for _, own in cells.groupby(model, dropna=False):
-        by_rate = own.groupby("rate")["end"].median()
-        best = own if len(by_rate) < 2 else own[own["rate"] == by_rate.idxmin()]
+        by_rate = own.groupby("rate")["end"].agg(["mean", "median"])
+        best = own if len(by_rate) < 2 else own[own["rate"] == by_rate.sort_values(["mean", "median"]).index[0]]
         tried |= dict.fromkeys(best["cell_id"], ", ".join(f"{rate:g}" for rate in by_rate.index))
     data = data.assign(rates=data["cell_id"].map(tried)).dropna(subset="rates")
     return data.iloc[data.groupby(model, dropna=False).ngroup().argsort(kind="stable")]

@@ -66,7 +66,9 @@ def numbers(figure: Picture) -> pd.DataFrame:
         for row in rows(axes)
     ]
     points = pd.DataFrame(rows, columns=list(COLUMNS))
-    return points.replace({name: {r"\s": " "} for name in ("panel", "series", "x_axis", "y_axis")}, regex=True)
+    # A wrapped name goes on after its underscore.
+    unwrapped = {r"(?<=_)\n": "", r"\s": " "}
+    return points.replace(dict.fromkeys(("panel", "series", "x_axis", "y_axis"), unwrapped), regex=True)
 
 
 def png(figure: Picture, resolution: int = RESOLUTION) -> bytes:

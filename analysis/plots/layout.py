@@ -206,10 +206,11 @@ def grid(count: int, columns: int = 3, **look: Any) -> tuple[Picture, list[Axes]
 
 def title(axes: Axes, text: str, points_above: float = 6) -> None:
     """Set the title of one panel, wrapped if it is wider than the panel."""
-    size, width = float(mpl.rcParams["axes.titlesize"]), picture(axes).panel_width
+    # Narrower than the panel, whose axes are right of its middle.
+    size, width = float(mpl.rcParams["axes.titlesize"]), 0.9 * picture(axes).panel_width
     text = bounded(text, LONGEST_NAME)
     is_wide = not in_a_column() and _LETTER * size * len(text) > 72 * width
-    axes.set_title(wrapped(text, width, size) if is_wide else fitted(text, 0.8 * width, size), pad=points_above)
+    axes.set_title(wrapped(text, width, size) if is_wide else fitted(text, 0.9 * width, size), pad=points_above)
 
 
 def titles(axes: Axes, text: str, small: str) -> None:

@@ -105,7 +105,9 @@ def recall(frame: pd.DataFrame) -> Picture:
     data, notes = trained_cells(frame, ["associative_recall"])
     tasks = [json.loads(text) for text in data["task"]]
     pairs = [task.pop("num_pairs", None) for task in tasks]
-    others = [", ".join(f"{key}={value}" for key, value in task.items()) for task in tasks]
+    keys = dict.fromkeys(key for task in tasks for key in task)
+    varying = [key for key in keys if len({repr(task.get(key)) for task in tasks}) > 1]
+    others = [", ".join(f"{key}={task.get(key)}" for key in varying) for task in tasks]
     data = data.assign(pairs=pairs, others=others)[[type(count) is int and count > 0 for count in pairs]]
     if data.empty:
         raise MissingRecords("needs an ok record of bench=train with task.num_pairs")
@@ -118,7 +120,7 @@ def recall(frame: pd.DataFrame) -> Picture:
     drawn, axes = layout.grid(len(groups), **({} if is_line else of_rows))
     for panel, ((other, seq_len, *one), cells) in zip(axes, groups, strict=True):
         words = [f"n = {seq_len:,}", *(f"{count} pairs" for count in one)]
-        layout.title(panel, ", ".join(words + [other] * (data["others"].nunique() > 1)))
+        layout.title(panel, ", ".join(filter(None, [*words, other])))
         right = over_seeds(cells, "token_accuracy")
         if is_line:
             marks.over_lengths(panel, right, cells, properties, 100, "pairs", "pairs of key and value")

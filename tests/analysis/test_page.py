@@ -294,3 +294,20 @@ def test_long_curves_of_seeds_are_no_numbers_of_a_figure_and_their_median_is():
     counts = files.numbers(figure).groupby(["series", "line"]).size().to_dict()
     few, many = f"{files.FEW} points", f"{files.FEW + 1} points"
     assert counts == {(few, "seed"): 3 * files.FEW, (few, "median"): files.FEW, (many, "median"): files.FEW + 1}
+
+
+@layout.styled()
+def grid_of(titles):
+    figure, axes = layout.grid(len(titles), 2)
+    for panel, words in zip(axes, titles, strict=True):
+        layout.title(panel, words)
+        panel.set_ylabel("right answers (%)")
+    return layout.finish(figure, {})
+
+
+def test_long_titles_of_panels_stay_inside():
+    words = "num_pairs=4, vocabulary=128, n = 64, orthonormal keys"
+    for count in range(30, len(words) + 1):
+        figure = grid_of(2 * [words[:count]])
+        figure.draw_without_rendering()
+        assert figure.axes[1].title.get_window_extent().x1 <= figure.bbox.width, words[:count]
