@@ -142,7 +142,8 @@ def _notes(data: pd.DataFrame) -> list[str]:
     notes += [f"Runs that did not end: {'; '.join([*runs[:MOST_NAMED], *more])}."] if runs else []
     tried = data["rates"].unique()
     if len(tried) > 1:
-        return [*notes, "Learning rates: the best by mean validation loss of those tried, which are not as many for all."]
+        best = "Learning rates: the best by mean validation loss of those tried, which are not as many for all."
+        return [*notes, best]
     best = f"Learning rates: the best of {tried[0]} by mean validation loss for each mechanism."
     return [*notes, best] if "," in tried[0] else notes
 
@@ -191,8 +192,8 @@ def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
 def _tuned(data: pd.DataFrame) -> pd.DataFrame:
     """Keep each mechanism's cells with its best learning rate; `rates` lists those that were tried.
 
-    The best has the least mean validation loss over seeds, as comparisons are of means; a run that failed has an infinite
-    one, and where all rates have such runs, medians decide.
+    The best has the least mean validation loss over seeds, as comparisons are of means; a run that failed has an
+    infinite one, and where all rates have such runs, medians decide.
     """
     ends = data[data["metric"] == "validation_loss"].set_index("cell_id")["value"]
     model = [*PANEL, *_MODEL]

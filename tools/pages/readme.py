@@ -215,9 +215,9 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
             if of_n == n
         ]
         said.append(
-            f"- [Recall](results/quality/figures/recall.png) of {json.loads(task)['num_pairs']} pairs at n = {n:,}, values "
-            f"right, median (lowest to highest seed): {', '.join(each)}. Do the pairs that a state holds *without* training "
-            "[predict](results/quality/figures/capacity_and_recall.png) this order? Rank correlation "
+            f"- [Recall](results/quality/figures/recall.png) of {json.loads(task)['num_pairs']} pairs at n = {n:,}, "
+            f"values right, median (lowest to highest seed): {', '.join(each)}. Do the pairs that a state holds "
+            "*without* training [predict](results/quality/figures/capacity_and_recall.png) this order? Rank correlation "
             f"{'; '.join(words)}."
         )
     return said
