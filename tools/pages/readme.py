@@ -217,8 +217,8 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
         said.append(
             f"- [Recall](results/quality/figures/recall.png) of {json.loads(task)['num_pairs']} pairs at n = {n:,}, "
             f"values right, median (lowest to highest seed): {', '.join(each)}. Do the pairs that a state holds "
-            "*without* training [predict](results/quality/figures/capacity_and_recall.png) this order? Rank correlation "
-            f"{'; '.join(words)}."
+            "*without* training [predict](results/quality/figures/capacity_and_recall.png) this order? Rank "
+            f"correlation {'; '.join(words)}."
         )
     return said
 
