@@ -12,7 +12,7 @@ from analysis.selection import MissingRecords, controls, disturbance, exact_soft
 
 AHEAD = {BETTER: "softmax", WORSE: "the control", EQUIVALENT: "neither"}
 USUAL = "the usual"
-"""The name of the setting of the most frequent values."""
+"""The name of the setting with most of the most frequent values."""
 _LOOKS = ("evaluate_every", "evaluation_examples", "test_examples", "test_lengths", "checkpoint_seconds")
 """Settings of training that change when and on what a model is evaluated, not what it learns."""
 
@@ -20,9 +20,9 @@ _LOOKS = ("evaluate_every", "evaluation_examples", "test_examples", "test_length
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Softmax against the best control, in every setting in which both were trained with two or more common seeds.
 
-    `setting` lists what differs from the most frequent values. Losses are means over seeds on the test split. Below 0
-    nats softmax is better; `p (Holm)` is corrected over all rows. With fewer seeds than a diagnosis needs
-    (`analysis.controls`), a row only says where to look, not that a task is diagnostic.
+    `setting` lists what differs from the setting with most of the most frequent values. Losses are means over seeds on
+    the test split. Below 0 nats softmax is better; `p (Holm)` is corrected over all rows. With fewer seeds than a
+    diagnosis needs (`analysis.controls`), a row only says where to look, not that a task is diagnostic.
     """
     rows = frame[frame["bench"] == "train"]
     require_ok(rows, "bench=train")
@@ -41,8 +41,13 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
     """The row and the difference for each setting of a task; empty if there is only one setting."""
     flat = pd.DataFrame({row["cell_id"]: _flat(row) for row in rows.drop_duplicates("cell_id").to_dict("records")}).T
-    usual = flat.mode().iloc[0]
-    changed = {cell: ", ".join(f"{k}={v}" for k, v in own.items() if v != usual[k]) for cell, own in flat.iterrows()}
+    flat = flat.fillna("not recorded")  # by a version that had no such setting
+    # A cell's own values: the most frequent ones of each key alone may stand together in no cell.
+    usual = flat.loc[(flat == flat.mode().iloc[0]).sum(axis=1).idxmax()]
+    changed = {
+        cell: ", ".join(f"{key}={value}" for key, value in own.items() if value != usual[key])
+        for cell, own in flat.iterrows()
+    }
     found = []
     rows = rows.assign(setting=rows["cell_id"].map(changed), series=series(rows))
     for name, own in rows.groupby("setting", sort=False):

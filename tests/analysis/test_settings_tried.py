@@ -21,6 +21,17 @@ def test_a_row_for_each_setting_says_what_differs_and_who_is_better():
     assert (found["low"] < found["difference (nats)"]).all() and (found["difference (nats)"] < found["high"]).all()
 
 
+def test_of_two_equally_frequent_settings_the_usual_one_is_one_of_both():
+    """As text 512 comes before 64, and 4 pairs before 8: no cell has the first value of each key."""
+    older = runs(HELPS, seq_len=64, settings={"num_pairs": 4}, task="associative_recall")
+    newer = runs(HELPS, seq_len=512, settings={"num_pairs": 8}, task="associative_recall")
+    for record in newer:
+        record.config["training"]["optimizer"] = "adamw"
+    usual, other = sorted(table(tidy([*older, *newer]))["setting"], key=len)
+    assert usual == "the usual" and {"seq_len=64", "task.num_pairs=4"} <= set(other.split(", "))
+    assert "training.optimizer=not recorded" in other
+
+
 def test_without_a_control_there_is_no_table():
     with pytest.raises(MissingRecords, match="a control"):
         table(tidy(runs({"softmax": 1.9, "performer": 1.8})))
