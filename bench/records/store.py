@@ -29,6 +29,8 @@ SUFFIXES = (".xz", ".gz", "")
 SAMPLES = re.compile(rf"({RECORD.pattern})(\.xz|\.gz)?")
 # Lists with more numbers than this go to the second file; the first file's lines are shorter than the width.
 READABLE, WIDTH = 8, 120
+# A summary writes what JSON has no number for as text.
+NOT_FINITE = ("nan", "inf", "-inf")
 # Squares of larger numbers may overflow.
 LARGEST_NUMBER = 1e150
 # A key in the second file, beside the measurements; no benchmark uses it.
@@ -259,9 +261,9 @@ def _joined(short: Any, long: dict[str, Any]) -> dict[str, Any]:
 
 
 def _count(value: Any) -> float:
-    """How many numbers a list holds; minus infinity if it holds text, which stays where people read it."""
+    """How many numbers a list holds; minus infinity if it holds words, which stay where people read them."""
     if isinstance(value, str):
-        return -math.inf
+        return 1 if value in NOT_FINITE else -math.inf
     inside = value if isinstance(value, list) else value.values() if isinstance(value, dict) else None
     return 1 if inside is None else sum(map(_count, inside))
 

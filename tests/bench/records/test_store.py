@@ -58,6 +58,14 @@ def test_lists_with_text_are_read_where_they_are(tmp_path):
     assert read["measurements"] == {"validation": f"{2 * READABLE} numbers, in samples/"}
 
 
+def test_long_lists_with_nan_have_the_other_file(tmp_path):
+    """Recall has a loss at the answers alone: half of a summary's losses by position are NaN."""
+    source = changed(measurements=LONG, summary={**SUMMARY, "raw": {"4": ["nan", 1.5, "inf", "-inf"] * READABLE}})
+    store = Store(tmp_path)
+    written = json.loads(store.write(source).read_text())["summary"]["raw"]
+    assert written == {"4": f"{4 * READABLE} numbers, in samples/"} and store.load() == [source]
+
+
 def test_metrics_are_beside_the_samples_that_they_come_from(tmp_path):
     metrics = [{"metric": "loss", "value": 1.5, "unit": "nats"}]
     for number, (measured, written) in enumerate([(LONG, "in samples/"), ({"loss": 1.5}, metrics)]):
