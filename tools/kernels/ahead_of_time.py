@@ -1,9 +1,11 @@
 """Compile kernels for GPUs that are not present: launches on tensors without memory (`meta`) only compile.
 
 `python -m tools.kernels.ahead_of_time` compiles the catalogue, prints the results and compares them with the table.
+What an interrupted run compiled is not compiled again while the code is the same.
 """
 
 import contextlib
+import hashlib
 import io
 import multiprocessing
 import os
@@ -13,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -25,7 +28,9 @@ from bench.common.errors import Parser
 from tools.kernels import recorded
 from tools.kernels.call import Call, catalogue
 from tools.kernels.compiled import Compiled
+from tools.kernels.progress import Progress
 
+ROOT = Path(__file__).parents[2]
 TARGETS = (80, 90, 100)
 # Last lines of a compiler's message to keep; the lines before show the code.
 LINES = 4
@@ -163,19 +168,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--match", default="", help="a regular expression: calls whose name it is found in")
     parser.add_argument("--write", action="store_true", help="put what came out into the table")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile (%(default)s)")
+    parser.add_argument("--progress", type=Path, default=Path("runs/kernels.jsonl"), help="what was done (%(default)s)")
     given = parser.parse_args(arguments)
     names = [name for name in _calls() if re.search(given.match, name)]
-    rows, failures = [], []
-    with contextlib.ExitStack() as stack:
-        every: Callable[..., Iterator[_Outcome]] = map
-        if given.jobs > 1:
-            # spawn, because torch's threads do not survive a fork.
-            workers = ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"))
-            every = stack.enter_context(workers).map
-        for outcome in every(_attempt, [(name, target) for name in names for target in given.target]):
-            rows += outcome.rows
-            failures += outcome.failures
-            print(*outcome.rows, sep="\n", end="\n" if outcome.rows else "", flush=True)
+    jobs = [(name, target) for name in names for target in given.target]
+    outcomes = list(_outcomes(jobs, given.jobs, Progress(given.progress, _origin())))
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    failures = [failure for outcome in outcomes for failure in outcome.failures]
     table = recorded.read()
     if given.write:
         recorded.write(recorded.renewed(table, rows, _calls()))
@@ -189,12 +188,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
+# A call's name and a target.
+_Job = tuple[str, int]
+
+
 class _Outcome(NamedTuple):
     rows: list[recorded.Row]
     failures: list[str]
 
 
-def _attempt(job: tuple[str, int]) -> _Outcome:
+def _outcomes(jobs: Sequence[_Job], processes: int, progress: Progress) -> Iterator[_Outcome]:
+    """What earlier runs compiled, then the rest, which is printed."""
+    done = {(line["call"], line["target"]): line["rows"] for line in progress.lines()}
+    left = [job for job in jobs if job not in done]
+    if len(left) < len(jobs):
+        print(f"{len(jobs) - len(left)} of {len(jobs)} were compiled by earlier runs ({progress.file})", flush=True)
+    yield from (_Outcome([recorded.Row(*row) for row in done[job]], []) for job in jobs if job in done)
+    with contextlib.ExitStack() as stack:
+        every: Callable[..., Iterator[_Outcome]] = map
+        if processes > 1:
+            # spawn, because torch's threads do not survive a fork.
+            workers = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
+            every = stack.enter_context(workers).map
+        for (name, target), outcome in zip(left, every(_attempt, left), strict=True):
+            if not outcome.failures:
+                progress.add(call=name, target=target, rows=outcome.rows)
+            print(*outcome.rows, sep="\n", end="\n" if outcome.rows else "", flush=True)
+            yield outcome
+
+
+def _origin() -> str:
+    """What the machine code depends on: the sources and Triton's version."""
+    import triton
+
+    sources = sorted(path for folder in ("attention_zoo", "tools/kernels") for path in (ROOT / folder).rglob("*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    return f"{digest[:16]}, triton {triton.__version__}"
+
+
+def _attempt(job: _Job) -> _Outcome:
     """The rows of a call for a target, or the reason why it does not compile."""
     name, target = job
     try:

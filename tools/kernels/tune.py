@@ -4,7 +4,6 @@ The candidates are those of the operation's `tiles.py` and similar ones; those t
 """
 
 import contextlib
-import json
 import math
 import re
 import statistics
@@ -22,6 +21,7 @@ from attention_zoo.ops.launching import Configuration, Entry
 from bench.common import signals
 from bench.common.errors import Parser
 from tools.kernels.call import Call, catalogue
+from tools.kernels.progress import Progress
 
 # Largest relative difference of two configurations' results, by bytes of the dtype: twice the error allowed to each.
 TOLERANCE = {2: 2e-2, 4: 2e-5}
@@ -69,29 +69,6 @@ class Winner(NamedTuple):
         row = f"Configuration({dict(tiles)}, {warps}, {stages}{capped}), arch=({arch}, {arch}), bits={bits}"
         row = f"Entry('{kernel}', {row}, at_most={dict(dims)}),".replace("'", '"')
         return f"{said}, {before} with {own.name}\n{row}"
-
-
-class Progress:
-    """A log of JSON lines, from which a tuning that was interrupted continues."""
-
-    def __init__(self, file: Path, machine: str) -> None:
-        self.file, self.machine = file, machine
-        file.parent.mkdir(parents=True, exist_ok=True)
-
-    def add(self, **line: Any) -> None:
-        """Append one line."""
-        with self.file.open("a") as file:
-            file.write(json.dumps({"machine": self.machine, **line}) + "\n")
-
-    def lines(self, **wanted: Any) -> list[dict[str, Any]]:
-        """The lines of this machine with these values; an incomplete line of a killed process is ignored."""
-        found = []
-        for text in self.file.read_text().splitlines() if self.file.exists() else ():
-            with contextlib.suppress(json.JSONDecodeError):
-                line = json.loads(text)
-                if {"machine": self.machine, **wanted}.items() <= line.items():
-                    found.append(line)
-        return found
 
 
 def tune(call: Call, device: torch.device, progress: Progress, capture: Capture) -> Iterator[Winner]:

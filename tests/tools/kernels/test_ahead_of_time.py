@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def compile_and_compare(tmp_path, targets, names):
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     pattern = f"^({'|'.join(map(re.escape, names))})$"
     command = [sys.executable, "-m", "tools.kernels.ahead_of_time", "--match", pattern, "--jobs", "1"]
-    command += ["--target", *map(str, targets)]
+    command += ["--target", *map(str, targets), "--progress", str(tmp_path / "progress.jsonl")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"of {len(names)} calls compiled" in done.stdout
@@ -101,7 +102,8 @@ def command(tmp_path, monkeypatch):
     monkeypatch.setattr(ahead_of_time, "compile_call", compile_call)
     monkeypatch.setattr(recorded, "row", row)
     monkeypatch.setattr(recorded, "TABLE", tmp_path / "table.csv")
-    return lambda arguments: ahead_of_time.main(["--jobs", "1", *arguments])
+    progress = ["--progress", str(tmp_path / "runs" / "kernels.jsonl")]
+    return lambda arguments: ahead_of_time.main(["--jobs", "1", *progress, *arguments])
 
 
 def test_a_call_that_does_not_compile_fails_the_command_and_not_the_others(command, capsys):
@@ -120,3 +122,15 @@ def test_written_rows_are_those_that_were_asked_for(command, capsys):
     assert command(["--match", "forward$", "--target", "80", "90"]) == 0
     assert command(["--match", "forward"]) == 1
     assert "op forward, kernel, sm_100: is not in table.csv; mend it" in capsys.readouterr().err
+
+
+def test_what_an_earlier_run_compiled_is_not_compiled_again_while_the_code_is_the_same(command, capsys, monkeypatch):
+    assert command(["--target", "80"]) == 1
+    assert command(["--match", "forward"]) == 0
+    assert "1 of 3 were compiled by earlier runs" in capsys.readouterr().out
+    monkeypatch.setattr(ahead_of_time, "compile_call", None)
+    assert command(["--match", "forward", "--write"]) == 0
+    assert [(row.call, row.target) for row in recorded.read()] == [("op forward", one) for one in ahead_of_time.TARGETS]
+    assert command(["--match", "backward", "--target", "80"]) == 1, "a failure is tried again"
+    monkeypatch.setattr(ahead_of_time, "ROOT", Path(__file__).parent)
+    assert command(["--match", "forward"]) == 1, "other code"

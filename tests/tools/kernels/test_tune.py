@@ -10,6 +10,7 @@ import torch
 from attention_zoo.ops import launching
 from tools.kernels import tune
 from tools.kernels.call import Call
+from tools.kernels.progress import Progress
 from tools.kernels.tune import candidates
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -25,7 +26,7 @@ def tables(monkeypatch):
 @pytest.fixture
 def progress(tmp_path):
     """A file of progress that is not there yet."""
-    return tune.Progress(tmp_path / "runs" / "tuning.jsonl", "a machine")
+    return Progress(tmp_path / "runs" / "tuning.jsonl", "a machine")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_what_is_done_is_not_done_again_but_on_another_machine(call, progress):
     assert list(tune.tune(call, DEVICE, progress, None)) == first
     progress.file.write_text(progress.file.read_text() + "\n")
     clock = Clock(1.0, 2.0)
-    list(tune.tune(call, DEVICE, tune.Progress(progress.file, "another"), clock))
+    list(tune.tune(call, DEVICE, Progress(progress.file, "another"), clock))
     assert clock.captured == 2 and clock.sampled == [0, 1, 1, 0] * (tune.ROUNDS // 2)
 
 
@@ -173,7 +174,7 @@ def test_the_command_tunes_what_matches(call, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(tune, "catalogue", lambda: {"small": [here, Call("other", torch.float32, None)]})
     assert tune.main(["--match", "shared", "--progress", str(tmp_path / "p.jsonl")]) == 0
     assert capsys.readouterr().out.startswith("# from shared memory: 1 ms, 2 ms with")
-    assert json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])["machine"].startswith("fake, triton ")
+    assert json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])["origin"].startswith("fake, triton ")
 
 
 @pytest.mark.gpu
