@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import torch
 from synthetic_everything import of_every_figure
-
-from bench.records.store import Store
+from synthetic_records import written
 
 pytest_plugins = ["fake_driver", "needs", "numerics", "promises", "tensor_cores"]
 
@@ -58,11 +57,7 @@ def pytest_pyfunc_call(pyfuncitem):
 @pytest.fixture(scope="session")
 def synthetic_results(tmp_path_factory):
     """A results folder of synthetic records, as `bench` would have written it."""
-    results_dir = tmp_path_factory.mktemp("synthetic") / "runs"
-    store = Store(results_dir)
-    for record in of_every_figure():
-        store.write(record)
-    return results_dir
+    return written(tmp_path_factory.mktemp("synthetic") / "runs", of_every_figure())
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,6 @@ KEY = "ratio"
 ROOT = Path(__file__).parents[1]
 TESTS = (
     "tests/attention_zoo",
-    "tests/test_controls.py",
     "tests/bench/models",
     "tests/bench/measures/test_sketch_error.py",
     "tests/bench/measures/test_spectral_norm.py",

@@ -7,6 +7,7 @@ import json
 import numpy as np
 
 from bench.records.record import Record
+from bench.records.store import Store
 
 MACHINE = {"cpu_model": "Synthetic CPU 9000", "cpu_count": 8, "memory_bytes": 2**36, "os": "Linux 6.1"}
 MACHINE |= {"python": "3.11.9", "torch": "2.13.0", "gpu_name": None}
@@ -62,6 +63,13 @@ def record(
         seconds={"check": 0.05, "measure": 0.5} if status == "ok" else {},
         host_state=host_state(disturbed) if status == "ok" else {},
     )
+
+
+def written(folder, records):
+    """The folder, with these records in it."""
+    for record in records:
+        Store(folder).write(record)
+    return folder
 
 
 def host_state(disturbed=()):

@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -97,12 +95,6 @@ def inside_functions(file: Path) -> Iterator[str | None]:
 def test_imports_stand_at_the_top_of_a_file():
     found = {module: set(inside_functions(file)) for module, file in FILES.items()}
     assert {module: names for module, names in found.items() if names} == INSIDE_FUNCTIONS
-
-
-def test_neither_the_package_nor_the_first_line_needs_torch():
-    code = "import sys, bench, bench.cli.console, bench.common.signals; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_the_library_looks_at_no_other_package_nor_at_private_ones_and_analysis_needs_no_torch():

@@ -7,17 +7,10 @@ import sys
 import pandas as pd
 import pytest
 from odd_records import one_of_each
-from synthetic_records import compare, flops, latency, memory, train_step
+from synthetic_records import compare, flops, latency, memory, train_step, written
 
 from analysis.__main__ import main
 from analysis.registry import FIGURES, TABLES
-from bench.records.store import Store
-
-
-def written(folder, records):
-    for record in records:
-        Store(folder).write(record)
-    return folder
 
 
 @pytest.fixture
@@ -135,7 +128,6 @@ def test_no_records_is_one_line(tmp_path, capsys):
         ("", "figures|tables|table|list"),
         ("paint", "'figures'"),
         ("figures --figure nothing", "skeinformer_figure1"),
-        ("figures --width triple", "single, double or inches from 2 to 20"),
         ("figures --formats png,gif", "'gif': must be some of png, svg, pdf, csv"),
         ("tables --formats svg", "'svg': must be some of md, csv, tex"),
         ("tables --names mine", "papers"),

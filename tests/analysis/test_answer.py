@@ -4,13 +4,13 @@ import math
 
 import pandas as pd
 import pytest
-from synthetic_records import ATTENTIONS, config, memory, record, spectral, under
+from synthetic_records import ATTENTIONS, config, memory, record, spectral, under, written
+from test_crossover import comparison
 
 from analysis import answer, webpage
 from analysis.__main__ import main
 from analysis.frame import tidy
 from analysis.selection import MissingRecords
-from bench.records.store import Store
 
 LENGTHS = (512, 1024, 2048, 4096)
 LEAST = "the smallest peak is, as a multiple of that of the float32 softmax that needs least,"
@@ -138,20 +138,10 @@ def test_a_near_approximation_that_is_not_faster_is_no_advice_but_is_not_denied(
     assert "In place of a trained model's softmax, `skeinformer` is nearer than averaging, but not faster" in said
 
 
-def test_softmax_is_no_answer_where_dtypes_were_compared_in_one_cell(rng):
-    times = {"flash dtype=float32": 3e6, "flash dtype=bfloat16": 2e6, "skeinformer dtype=bfloat16": 1e6}
-    records = []
-    for n in LENGTHS:
-        entries = [
-            {"label": label, "attention": dict(ATTENTIONS[label.split()[0]][0]), "dtype": label.split("=")[1]}
-            for label in times
-        ]
-        bench = {"name": "compare", "measured_pass": "forward", "min_sample_ms": 20.0, "against": entries[1:]}
-        cell = config("flash dtype=float32", bench, n, causal=False, batch_size=1, attention=entries[0]["attention"])
-        samples = {label: (time * rng.lognormal(0, 0.01, 20)).tolist() for label, time in times.items()}
-        records.append(record(cell, {"pass": "forward", "labels": list(times), "samples": samples}))
-    (one,) = answer.answers(tidy(records))
-    assert (one.attention, one.dtype) == ("skeinformer", "bfloat16") and 1.9 < one.forward[0] < 2.1
+def test_softmax_is_no_answer_where_dtypes_were_compared_in_one_cell():
+    times = {("flash", "float32"): 3e6, ("flash", "bfloat16"): 2e6, ("skeinformer", "bfloat16"): 1e6}
+    (one,) = answer.answers(tidy([comparison(n, times) for n in LENGTHS]))
+    assert (one.attention, one.dtype) == ("skeinformer", "bfloat16") and one.forward[0] == pytest.approx(2)
 
 
 def test_initialised_weights_and_gaussian_inputs_are_no_trained_model(rng):
@@ -201,8 +191,7 @@ def test_without_a_comparison_it_says_what_is_missing(rng):
 
 
 def test_the_command_says_it_and_leaves_a_page_with_every_picture(tmp_path, rng, capsys):
-    for one in [timed(rng, costs(n), n) for n in LENGTHS[:3]]:
-        Store(tmp_path).write(one)
+    written(tmp_path, [timed(rng, costs(n), n) for n in LENGTHS[:3]])
     arguments = ["--results", str(tmp_path)]
     for name in ("crossover", "compare"):
         assert main(["figures", *arguments, "--figure", name, "--formats", "png"]) == 0

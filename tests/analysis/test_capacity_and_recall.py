@@ -26,18 +26,6 @@ def test_bits_needed_are_those_of_counting_orders():
     assert tables.bits_needed(1, 1.0) == 0 and tables.bits_needed(10, 0.5) == 0
 
 
-@pytest.mark.parametrize("pairs", [3, 4])
-def test_no_answer_agrees_with_more_orders_than_the_bound_counts(pairs):
-    """Of all answers, whatever they are, and all orders of the values, one by one."""
-    orders = list(itertools.permutations(range(pairs)))
-    for places in range(1, pairs + 1):
-        agreeing = max(
-            sum(sum(a == b for a, b in zip(answer, order, strict=True)) >= places for order in orders)
-            for answer in itertools.product(range(pairs), repeat=pairs)
-        )
-        assert agreeing <= len(orders) / math.factorial(places)
-
-
 def test_the_most_pairs_are_the_inverse_of_the_bits():
     for size in (1, 7, 100, 16640):
         most = tables.most_pairs(size, 0.9)

@@ -54,13 +54,13 @@ def test_reasons_that_differ_are_named_each_with_its_panels():
     assert second.startswith("Diagnostic: language modelling, kjv, n = 64 (softmax against local: ")
 
 
-def test_controls_are_grey_and_the_last_of_the_legend():
+def test_controls_alone_are_grey_and_the_last_of_the_legend():
     figure = learning.figure(tidy(runs()))
     assert "Diagnostic: language modelling, kjv, n = 64" in caption(figure)
     assert list(legend(figure)) == ["performer", "polysketch_random_r32", "softmax", "identity", "local"]
-    for name in ("identity", "local"):
-        colour = legend(figure)[name].get_color()
-        assert colour[1:3] == colour[3:5] == colour[5:7]
+    for name, handle in legend(figure).items():
+        colour = handle.get_color()
+        assert (colour[1:3] == colour[3:5] == colour[5:7] != "00") == (name in ("identity", "local"))
 
 
 def test_differences_to_the_controls_have_their_intervals_and_verdicts():

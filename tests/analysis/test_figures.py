@@ -20,6 +20,7 @@ from synthetic_records import (
     train,
     train_step,
     under,
+    written,
 )
 
 import analysis
@@ -28,7 +29,6 @@ from analysis.plots import compare as comparison
 from analysis.plots import marks, pareto, scaling, skeinformer, style
 from analysis.registry import FIGURES, TABLES
 from analysis.selection import MissingRecords
-from bench.records.store import Store
 
 
 def test_skeinformer_figure_1(frame):
@@ -266,8 +266,7 @@ def test_twelve_variants_of_a_mechanism_differ(rng):
 
 def test_figures_of_some_cells_only_are_the_same_bytes_on_a_second_run(rng, tmp_path):
     records = [memory("flash", 512), memory("flash", 1024), latency("flash", 512, rng)]
-    for record in records:
-        Store(tmp_path).write(record)
+    written(tmp_path, records)
     chosen = {record.cell_id for record in records[:2]}
     first, second = (analysis.figures(tmp_path, tmp_path / name, chosen) for name in "ab")
     assert [path.name for path in first] == ["memory.png", "memory.svg"]

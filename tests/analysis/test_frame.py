@@ -9,13 +9,12 @@ import pytest
 from drawn import changed
 from synthetic_everything import everything
 from synthetic_quality import quality
-from synthetic_records import compare, decode, latency, memory, spectral, train_step, under
+from synthetic_records import compare, decode, latency, memory, spectral, train_step, under, written
 
 from analysis.frame import COLUMNS, load, tidy, widened
 from analysis.selection import MissingRecords, series
 from analysis.table import by_cell
 from bench.records.record import Record
-from bench.records.store import Store
 from bench.records.summary import quantities
 
 SAME = ["metric", "value", "low", "high", "interval", "over", "samples", "unit", "verdict", "baseline"]
@@ -83,8 +82,7 @@ def test_a_cell_that_is_not_ok_is_a_row_without_numbers(rng):
 def test_the_newest_terminal_record_stands(tmp_path, rng):
     good = latency("flash", 512, rng)
     later = {"record_id": "f" * 32, "attempt": 2, "status": "crash", "ended": "2026-02-01T00:00:00+00:00"}
-    for one in (good, dataclasses.replace(good, measurements={}, **later)):
-        Store(tmp_path).write(one)
+    written(tmp_path, [good, dataclasses.replace(good, measurements={}, **later)])
     assert set(load(tmp_path)["status"]) == {"ok"}
     assert set(load(tmp_path, {good.cell_id})["record_id"]) == {good.record_id}
     with pytest.raises(MissingRecords, match="holds no records"):

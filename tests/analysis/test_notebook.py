@@ -2,21 +2,13 @@
 
 import numpy as np
 import pytest
-from synthetic_records import capacity, latency, memory
+from synthetic_records import capacity, latency, memory, written
 
 from analysis import notebook
 from analysis.plots.layout import page
 from analysis.selection import MissingRecords
-from bench.records.store import Store
 
 LENGTHS = (512, 1024)
-
-
-def write(folder, records):
-    store = Store(folder)
-    for record in records:
-        store.write(record)
-    return folder
 
 
 def latencies(labels=("flash", "performer"), seed=0):
@@ -48,8 +40,8 @@ def here(tmp_path, monkeypatch):
 def test_records_are_those_named_else_ones_own_else_those_of_the_repository(here, monkeypatch, capsys):
     with pytest.raises(MissingRecords, match="RESULTS_DIR names"):
         notebook.records()
-    write(here / "results" / "quality", memories())
-    write(here / "results" / "laptop", latencies())
+    written(here / "results" / "quality", memories())
+    written(here / "results" / "laptop", latencies())
     both = notebook.records()
     assert both.groupby("folder", sort=False)["bench"].unique().map(list).to_dict() == {
         "results/laptop": ["latency"],
@@ -58,16 +50,16 @@ def test_records_are_those_named_else_ones_own_else_those_of_the_repository(here
     assert both.index.is_unique and "4 cells of results/laptop, 4 cells of results/quality" in capsys.readouterr().out
     (here / "runs").mkdir()  # of a server, say, that has seen no records yet
     assert notebook.records().equals(both)
-    write(here / "runs", latencies(["flash"]))
+    written(here / "runs", latencies(["flash"]))
     assert set(notebook.records()["folder"]) == {f"{here.name}/runs"}
-    named = write(here / "other", memories())
+    named = written(here / "other", memories())
     monkeypatch.setenv("RESULTS_DIR", f"{named}:{here / 'results' / 'laptop'}")
     assert set(notebook.records()["folder"]) == {f"{here.name}/other", "results/laptop"}
 
 
 def test_a_figure_is_drawn_for_each_folder_that_has_records_for_it(here, displayed, capsys):
-    write(here / "results" / "laptop", latencies() + memories())
-    write(here / "results" / "quality", memories())
+    written(here / "results" / "laptop", latencies() + memories())
+    written(here / "results" / "quality", memories())
     frame = notebook.records()
     notebook.figure("polysketchformer_figure1", frame)
     assert [one.alt for one in displayed] == ["polysketchformer_figure1"]
@@ -83,8 +75,8 @@ def test_a_figure_is_drawn_for_each_folder_that_has_records_for_it(here, display
 
 
 def test_what_no_folder_has_alone_is_made_from_all(here, displayed, monkeypatch):
-    write(here / "results" / "laptop", latencies())
-    write(here / "results" / "quality", memories())
+    written(here / "results" / "laptop", latencies())
+    written(here / "results" / "quality", memories())
 
     def both(rows):
         if rows["bench"].nunique() < 2:
@@ -98,13 +90,14 @@ def test_what_no_folder_has_alone_is_made_from_all(here, displayed, monkeypatch)
 
 def test_a_table_in_a_notebook_links_to_no_file(here, displayed):
     rng = np.random.default_rng(0)
-    write(here / "runs", [capacity("polysketch_random_r32", size, pairs, rng) for size, pairs in ((8, 30), (16, 120))])
+    records = [capacity("polysketch_random_r32", size, pairs, rng) for size, pairs in ((8, 30), (16, 120))]
+    written(here / "runs", records)
     notebook.table("capacities", notebook.records())
     assert "|" in displayed[0].data and "csv" not in displayed[0].data
 
 
 def test_a_caption_that_is_not_in_the_picture_is_printed_in_short_lines(here, displayed, capsys):
-    write(here / "runs", latencies())
+    written(here / "runs", latencies())
     frame = notebook.records()
     with page("single", captions=False):
         notebook.figure("polysketchformer_figure1", frame)

@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pytest
 from drawn import caption, changed, legend, panels
-from matplotlib.colors import to_rgb
 from synthetic_records import state_bytes, train
 
 from analysis.frame import tidy
@@ -61,13 +60,6 @@ def test_each_number_stands_at_its_point_and_none_on_another(rng):
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in texts.values()]
     assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
-
-
-def test_controls_are_grey_and_nothing_else_is(rng):
-    for name, handle in legend(recall_state.figure(tidy(runs(rng)))).items():
-        colour = to_rgb(handle.get_color())
-        is_grey = len(set(colour)) == 1 and colour != (0, 0, 0)
-        assert is_grey == (name.split()[1] in ("local", "identity"))
 
 
 def test_the_caption_says_that_controls_are_grey_and_what_they_say_of_the_task(rng):

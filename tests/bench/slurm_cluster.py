@@ -9,7 +9,6 @@ import time
 import pytest
 from tracking_server import a_free_port
 
-DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("n1", "n2")
 STARTS_WITHIN_S = 30.0
 CONFIG = """

@@ -5,13 +5,12 @@ import sys
 
 import pytest
 from command import ROOT, environment
-from synthetic_records import memory
+from synthetic_records import memory, written
 
 import analysis
 from bench import api
 from bench.execution.sweep import Sweep
 from bench.plan.config import Config
-from bench.records.store import Store
 from bench.tracking.mirror import Mirror
 
 
@@ -19,9 +18,7 @@ from bench.tracking.mirror import Mirror
 def finished(monkeypatch, tmp_path):
     """A sweep of two cells that is done; of the mirror only the figures of summaries are left."""
     records, summaries = [memory("flash", n) for n in (512, 1024)], []
-    store = Store(tmp_path)
-    for record in records:
-        store.write(record)
+    written(tmp_path, records)
     monkeypatch.setattr(api, "run_sweep", lambda sweep, on_records, on_progress: records)
     for name in ("load", "create", "sync"):
         monkeypatch.setattr(Mirror, name, lambda self, records=(): None)
@@ -67,6 +64,7 @@ def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch)
     "steps",
     [
         [
+            ("bench.cli.console", "bench.cli", ("torch", "numpy")),
             ("bench.records.statistics", "numpy", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
             ("analysis", "analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
             ("analysis.__main__", "pandas", ("torch", "bench.measures", "hydra", "mlflow")),

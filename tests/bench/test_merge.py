@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from synthetic_records import latency, memory
+from synthetic_records import latency, memory, written
 
 from bench.merge import main, merge
 from bench.records import own
@@ -22,13 +22,6 @@ def records():
     return found + [memory("flash", 512 << number) for number in range(6)]
 
 
-def folder_of(path, records):
-    store = Store(path)
-    for record in records:
-        store.write(record)
-    return path
-
-
 def contents(folder):
     paths = [path for kind in ("records", "samples") for path in folder.glob(f"{kind}/*")]
     return {path.relative_to(folder): path.read_bytes() for path in paths}
@@ -37,8 +30,8 @@ def contents(folder):
 def test_two_machines_and_what_they_share_are_together_once(records, tmp_path, capsys):
     mine, both, theirs = records[0::3], records[1::3], records[2::3]
     again = [dataclasses.replace(record, record_id=record.record_id[::-1]) for record in mine[:2]]
-    one = folder_of(tmp_path / "one", [*mine, *both])
-    other = folder_of(tmp_path / "other", [*both, *theirs, *again])
+    one = written(tmp_path / "one", [*mine, *both])
+    other = written(tmp_path / "other", [*both, *theirs, *again])
     assert main([str(one), str(other), str(tmp_path / "all")]) == 0
     out = capsys.readouterr().out
     assert out == f"{tmp_path}/all: 12 records added, 3 were there\n"
@@ -49,7 +42,7 @@ def test_two_machines_and_what_they_share_are_together_once(records, tmp_path, c
 
 
 def test_other_contents_of_the_same_name_are_named_and_left_alone(records, tmp_path, capsys):
-    into, source = folder_of(tmp_path / "into", records[:3]), folder_of(tmp_path / "from", records[:6])
+    into, source = written(tmp_path / "into", records[:3]), written(tmp_path / "from", records[:6])
     changed = Store(source).records_dir / records[1].file_name
     changed.write_bytes(changed.read_bytes().replace(b"Synthetic CPU 9000", b"Synthetic CPU 9001"))
     before = contents(into)
@@ -61,7 +54,7 @@ def test_other_contents_of_the_same_name_are_named_and_left_alone(records, tmp_p
 
 
 def test_what_is_no_record_is_named_and_costs_no_other(records, tmp_path, capsys):
-    source = folder_of(tmp_path / "from", records[:8])
+    source = written(tmp_path / "from", records[:8])
     store = Store(source)
     with_samples = next(iter(sorted(store.samples_dir.iterdir())))
     with_samples.write_bytes(with_samples.read_bytes()[:-9])
@@ -79,7 +72,7 @@ def test_what_is_no_record_is_named_and_costs_no_other(records, tmp_path, capsys
 
 
 def test_plans_come_along_and_what_is_derived_does_not(records, tmp_path):
-    source, into = folder_of(tmp_path / "from", records[:1]), tmp_path / "into"
+    source, into = written(tmp_path / "from", records[:1]), tmp_path / "into"
     plans = ["sweeps/ab/plan.json.gz", "sweeps/cd/plan.json.gz"]
     for name in (*plans, "sweeps/ab/latency.png", "training/x/model", "mlflow.db"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -95,14 +88,14 @@ def test_plans_come_along_and_what_is_derived_does_not(records, tmp_path):
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "itself", "a link to itself", "into a file"])
 def test_what_cannot_be_merged_is_one_line_before_anything_is_written(kind, records, tmp_path, capsys):
-    good, into, source = folder_of(tmp_path / "good", records[:2]), tmp_path / "into", tmp_path / "from"
+    good, into, source = written(tmp_path / "good", records[:2]), tmp_path / "into", tmp_path / "from"
     if kind == "empty":
         source.mkdir()
     elif kind == "into a file":
         shutil.copytree(good, source)
         into.write_text("text")
     elif kind != "missing":
-        source.symlink_to(folder_of(into, records[2:3]))
+        source.symlink_to(written(into, records[2:3]))
         source = source if kind == "a link to itself" else into
     before = contents(into)
     assert main([str(good), str(source), str(into)]) == 2

@@ -6,6 +6,7 @@ import sys
 import pytest
 from command import ROOT, TINY, bench, environment
 from odd_records import UNREADABLE, good, spoil, unusable
+from synthetic_records import written
 
 from bench.records.store import Store
 
@@ -18,12 +19,10 @@ def test_odd_records_cost_no_other(tmp_path, promise):
     arguments = [*TINY, "seed=1,2", "tracking=none", f"results_dir={tmp_path}"]
     assert bench(*arguments).returncode == 0
     fine = {record.record_id for record in Store(tmp_path).load()}
-    for record in good():
-        Store(tmp_path).write(record)
+    written(tmp_path, good())
     for kind in UNREADABLE:
         spoil(Store(tmp_path), kind)
-    for record in (odd := unusable()).values():
-        Store(tmp_path).write(record)
+    written(tmp_path, (odd := unusable()).values())
 
     again = bench(*arguments)
     assert again.returncode == 0 and "2 cells, 2 done already" in again.stderr

@@ -26,6 +26,7 @@ PAGE = ROOT / "README.md"
 COSTS, QUALITY = (ROOT / "results" / name for name in ("laptop", "quality"))
 TASK = "language modelling"
 RECALL = "associative recall"
+MAD = ("compression", "memorisation", "noisy recall", "fuzzy recall")
 THAN = {
     BETTER: "better than",
     WORSE: "worse than",
@@ -98,7 +99,7 @@ def costs_table(found: list[answer.Answer]) -> str:
 
 
 def quality(frame: pd.DataFrame) -> str:
-    """Whether language modelling is diagnostic, losses and differences, branches of hybrids, steps, recall, LRA."""
+    """Whether language modelling is diagnostic, losses and differences, branches of hybrids, steps, the other tasks."""
     data, _ = trained_cells(frame)
     found = {key: rows for key, rows in panels(data) if key[0].startswith(TASK)}
     verdicts = {key: one for key, rows in found.items() if (one := diagnose(rows)).negative}
@@ -117,7 +118,7 @@ def quality(frame: pd.DataFrame) -> str:
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
-    more = [tokens, timed, earned, *_recall(data, frame), *_arena(data)]
+    more = [tokens, timed, earned, *_recall(data, frame), *_mad(data), *_arena(data)]
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
 
 
@@ -204,10 +205,7 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
     foretold = answers(both)
     others = {key: without_controls(rows) for key, rows in both.groupby(["task", "n", "keys"], sort=False)}
     said = []
-    right = right.assign(printed=right["value"].round(2)).sort_values(["printed", "low"], ascending=False)
     for (n, task), rows in right.groupby(["seq_len", "task"]):
-        percent = rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})
-        each = [f"`{row.series}` {row.value:.0f} % ({row.low:.0f} to {row.high:.0f})" for row in percent.itertuples()]
         words = [
             f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f}; {keys} keys): {word}, without controls "
             f"{others[of, of_n, keys].value:.2f}"
@@ -216,10 +214,28 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
         ]
         said.append(
             f"- [Recall](results/quality/figures/recall.png) of {json.loads(task)['num_pairs']} pairs at n = {n:,}, "
-            f"values right, median (lowest to highest seed): {', '.join(each)}. Do the pairs that a state holds "
+            f"values right, median (lowest to highest seed): {_right(rows)}. Do the pairs that a state holds "
             "*without* training [predict](results/quality/figures/capacity_and_recall.png) this order? Rank "
             f"correlation {'; '.join(words)}."
         )
+    return said
+
+
+def _right(rows: pd.DataFrame) -> str:
+    """What part of the answers is right with each mechanism, best first."""
+    percent = rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})
+    percent = percent.assign(printed=percent["value"].round()).sort_values(["printed", "low"], ascending=False)
+    each = (f"`{row.series}` {row.value:.0f} % ({row.low:.0f} to {row.high:.0f})" for row in percent.itertuples())
+    return ", ".join(each)
+
+
+def _mad(data: pd.DataFrame) -> list[str]:
+    """A line for each task of MAD: whether it is diagnostic, and what each mechanism names right."""
+    said = []
+    for (task, n), rows in panels(data[data["kind"].isin(MAD)]):
+        found, right = diagnose(rows), over_seeds(rows, "token_accuracy")
+        link = f"[{task.capitalize()}](results/quality/figures/recall_state.png) as in MAD"
+        said.append(f"- {link}, n = {n:,}: **{found.word}** ({found.sentence}). Answers right: {_right(right)}.")
     return said
 
 

@@ -6,11 +6,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from model_cases import ENCODERS, SEQ_LEN, VOCABULARY, config, tokens
+from model_cases import SEQ_LEN, VOCABULARY, config, tokens
 from test_independent import awakened
 from test_trained_inputs import check_inputs, reading
 
-import attention_zoo
 from bench.common.errors import ConfigError
 from bench.models import build
 from bench.tasks import TASKS
@@ -18,7 +17,6 @@ from bench.training import saved
 
 CLASSES = 4
 CLASSED = [name for name, task in TASKS.items() if task.classes is not None]
-PADDED = [name for name in ENCODERS if attention_zoo.info(name).padding]
 
 
 def made(model="classifier", name="softmax", documents=1, awake=True, **given):
@@ -81,16 +79,6 @@ def test_of_a_pair_both_documents_are_read_alike_and_compared():
         first, second = (written_out(w, *each, "all") for each in zip(pair, present, strict=True))
         expected.append(head(w, torch.cat([first, second, first * second, first - second])))
     torch.testing.assert_close(one(read, None, mask), torch.stack(expected), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", PADDED)
-@torch.no_grad()
-def test_what_stands_at_padding_changes_nothing(name):
-    one, mask = made(name=name), mask_of(11, SEQ_LEN, 8)
-    dtype = torch.float64 if torch.float64 in attention_zoo.info(name).dtypes else torch.float32
-    one, read = one.to(dtype), tokens()
-    other = torch.where(mask, read, (read + 1) % VOCABULARY)
-    torch.testing.assert_close(one(other, None, mask), one(read, None, mask), rtol=0, atol=1e-6)
 
 
 CONTROLS = [("classifier", name) for name in ("softmax", "linear", "local", "identity", "v_mean")]

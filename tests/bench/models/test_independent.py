@@ -152,20 +152,6 @@ def test_mechanisms_and_weights_share_no_numbers():
     assert abs(torch.corrcoef(torch.stack([sketch, embedding]))[0, 1].item()) < 0.4  # 0 +- 0.09
 
 
-def test_scores_depend_on_differences_only():
-    """The same query and key everywhere: a score is a function of how far they are apart, and not of less."""
-    rotary, n = Rotary(40, 16), 40
-    drawn = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    query, key = (x[None, None].expand(1, 1, n, 16) for x in drawn)
-    scores = (rotary(query) @ rotary(key).mT)[0, 0]
-    for offset in range(1 - n, n):
-        diagonal = scores.diagonal(offset)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-5)
-    assert len(scores[0].mul(1e3).round().unique()) > n // 2
-    torch.testing.assert_close(rotary(query).norm(dim=-1), query.norm(dim=-1), rtol=0, atol=1e-6)
-    torch.testing.assert_close(rotary(query)[:, :, 0], query[:, :, 0])
-
-
 def test_far_positions_are_as_exact_as_near_ones():
     """The fastest coordinate at position 32,767, against Python's own sine; in float32 the slower ones would be off."""
     far = 2**15 - 1

@@ -351,7 +351,6 @@ UNFIT = [
     ({"inputs": {"layer": -1}}, "inputs.layer=-1: must be"),
     ({"inputs": {"weights": "new"}}, "inputs.weights='new': must be one of pretrained, initialised"),
     ({"inputs": {"text": "kjv"}}, "inputs.text='kjv': must be null: {} reads its own task's test split"),
-    ({"inputs": {"window": 64}}, "inputs.window=64: must be null: {} reads its own task's test split"),
     ({"inputs": {"depth": 64}}, "inputs.depth=64: unknown; known are model, weights, layer"),
 ]
 

@@ -8,7 +8,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from synthetic_records import memory, train
+from synthetic_records import memory, train, written
 
 from bench.common.errors import ConfigError
 from bench.records.archive import main, merge, pack
@@ -19,9 +19,8 @@ from bench.records.store import Store
 def results(tmp_path):
     """Two records without samples of their own and two with."""
     rng = np.random.default_rng(0)
-    for record in (*(memory("flash", n) for n in (512, 1024)), *(train("flash", 64, seed, rng) for seed in (0, 1))):
-        Store(tmp_path / "runs").write(record)
-    return tmp_path / "runs"
+    records = *(memory("flash", n) for n in (512, 1024)), *(train("flash", 64, seed, rng) for seed in (0, 1))
+    return written(tmp_path / "runs", records)
 
 
 def members(archive):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from odd_records import TEXTS, UNREADABLE, base, extreme, good, one_of_each, renamed, spoil, strange, unusable
+from synthetic_records import written
 
 import analysis
 from analysis.__main__ import main
@@ -33,11 +34,6 @@ def said(call, *arguments):
 def assert_plain(lines):
     for text in lines:
         assert text.isprintable() and len(text) < 1200, text[:2000]
-
-
-def write(folder, records):
-    for record in records:
-        Store(folder).write(record)
 
 
 def messages(capsys):
@@ -91,14 +87,14 @@ def test_what_a_benchmark_that_nobody_knows_has_measured_is_read(tmp_path):
         dataclasses.replace(renamed(base(str(number)), str(number)), config=config, measurements=measurements)
         for number, measurements in enumerate((measured, {}))
     ]
-    write(tmp_path, records)
+    written(tmp_path, records)
     loaded, lines = said(Results(tmp_path).load)
     assert lines == [] and {record.record_id for record in loaded} == {record.record_id for record in records}
 
 
 def test_values_that_nobody_expects_cost_no_figure(tmp_path):
     """Nor a table of good records, nor a word."""
-    write(tmp_path, EXTREME.values())
+    written(tmp_path, EXTREME.values())
     loaded, lines = said(Results(tmp_path).load)
     assert len(loaded) == len(EXTREME) and lines == []
     frame, lines = said(tidy, [*good(), *loaded])
@@ -112,7 +108,7 @@ def test_values_that_nobody_expects_cost_no_figure(tmp_path):
 @pytest.mark.parametrize("kind", TEXTS)
 def test_texts_of_all_kinds_are_shown_as_they_are(kind, tmp_path):
     records = strange(kind)
-    write(tmp_path, records)
+    written(tmp_path, records)
     # In memory too, where nobody has read them.
     for each in (records, Store(tmp_path).load()):
         text = table(each)
@@ -125,7 +121,7 @@ def test_texts_of_all_kinds_are_shown_as_they_are(kind, tmp_path):
 
 def test_figures_with_all_texts_can_be_written(tmp_path):
     for kind in TEXTS:
-        write(tmp_path, strange(kind)[:2])  # of latency and memory
+        written(tmp_path, strange(kind)[:2])  # of latency and memory
     paths, lines = said(analysis.figures, tmp_path)
     assert {path.stem for path in paths} >= {"polysketchformer_figure1", "memory"}
     assert not any(text.startswith("warning: ") for text in lines)
@@ -151,7 +147,7 @@ def test_the_mirror_holds_all_that_can_be_read(tmp_path):
 
     odd = [*list(UNUSABLE.values())[::16], *list(EXTREME.values())[::8]]
     odd += [strange(kind)[number % 8] for number, kind in enumerate(TEXTS) if number % 3 == 0]
-    write(tmp_path, odd)
+    written(tmp_path, odd)
     records, _ = said(Store(tmp_path).load)
     assert len(records) == len(odd)
     mirror = Mirror(tmp_path)
@@ -170,7 +166,7 @@ def test_the_mirror_holds_all_that_can_be_read(tmp_path):
 
 def test_odd_records_are_not_packed_and_are_named(tmp_path, capsys):
     results, fine = tmp_path / "runs", one_of_each(5).values()
-    write(results, fine)
+    written(results, fine)
     for kind in UNREADABLE:
         spoil(Store(results), kind)
     linked = next((results / "records").glob("*.json"))

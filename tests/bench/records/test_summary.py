@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from synthetic_everything import everything
+from synthetic_records import written
 
 from bench import measures
 from bench.records.record import RecordError
-from bench.records.store import Store, decode, encode
+from bench.records.store import decode, encode
 from bench.records.summary import headline, quantities, summarised, traits
 
 ROOT = Path(__file__).parents[3]
@@ -59,8 +60,7 @@ print(sorted(set(frame["bench"])), [name for name in ("torch", "hydra", "omegaco
 
 @pytest.mark.parametrize(("summary", "loads"), [(summarised, []), (lambda older: older, ["torch"])], ids=["", "older"])
 def test_reading_records_needs_no_torch_but_for_older_ones(summary, loads, tmp_path):
-    for record in KINDS.values():
-        Store(tmp_path).write(summary(record))
+    written(tmp_path, map(summary, KINDS.values()))
     command = [sys.executable, "-c", READING, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == f"{measures.list_benchmarks()} {loads}\n"

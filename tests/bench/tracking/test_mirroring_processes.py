@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 
 import pytest
+from synthetic_records import written
 from test_tracking import a_record, runs_of
 
 from bench.records.store import Store
@@ -85,9 +86,7 @@ def sync_until(results_dir, number, statement):
 
 def test_kill_at_any_point_loses_and_doubles_nothing(tmp_path):
     records = [a_record(number) for number in range(30)]
-    store = Store(tmp_path)
-    for record in records:
-        store.write(record)
+    store = Store(written(tmp_path, records))
 
     def kill_at(number, statement=""):
         killed = forked(sync_until, tmp_path, number, statement)

@@ -15,7 +15,6 @@ from needs import chromium
 from test_ui import ui
 from tracking_server import a_free_port
 
-from bench.records.store import Store
 from bench.tracking.ui import LOG
 
 pytestmark = [pytest.mark.commands, pytest.mark.needs("chromium")]
@@ -62,8 +61,7 @@ def served(results):
 def addresses(tmp_path_factory):
     """Of one made-up sweep."""
     results = tmp_path_factory.mktemp("pages") / "runs"
-    for record in a_sweep():
-        Store(results).write(dataclasses.replace(record, sweep_id="5" * 64))
+    synthetic.written(results, [dataclasses.replace(record, sweep_id="5" * 64) for record in a_sweep()])
     with served(results) as found:
         yield found
 
@@ -166,11 +164,6 @@ def test_a_port_opens_on_the_comparison_of_all_records_speed_first_and_the_basel
         if name in found
     ]
     assert order == sorted(order, key=found.index) and len(order) == 2
-
-
-def test_a_sweep_of_the_records_is_called_by_its_experiment(page, laptop):
-    page.goto(laptop["sweeps"])
-    see(page, "cpu_peers", "skeinformer_figure1", "decode")
 
 
 def test_a_sweep_shows_its_table_after_two_clicks(page, addresses):

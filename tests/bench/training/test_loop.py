@@ -167,7 +167,3 @@ def test_every_row_is_one_processs(size, count):
     rows = [list(range(count))[world.rows(count)] for world in worlds]
     assert list(chain(*rows)) == list(range(count))
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
-
-
-def test_alone_everything_is_ones_own():
-    assert World().rows(5) == slice(0, 5) and (World().rank, World().size) == (0, 1)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -86,7 +85,8 @@ def test_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path, attention):
         family = psutil.Process(sweep.pid).children(recursive=True) if sweep.poll() is None else []
         victims = family if number % 2 else [*family, *([psutil.Process(sweep.pid)] if family else [])]
         for victim in victims:
-            kill(victim)
+            with contextlib.suppress(psutil.Error):
+                victim.kill()
         sweep.communicate(timeout=60)
     last = trained(folder, *arguments).measurements
     assert last["resumed_from"] > 0
@@ -94,11 +94,6 @@ def test_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path, attention):
     assert [found["loss"] for found in last["validation"]] == [found["loss"] for found in whole["validation"]]
     assert_equal(weights(folder), weights(tmp_path / "whole"))
     assert not list(folder.glob("training/*/step-*"))
-
-
-def kill(process):
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
 
 
 def test_a_time_limit_leaves_a_checkpoint_to_go_on_from(tmp_path):

@@ -27,14 +27,6 @@ def test_a_page_has_all_parts_and_its_own_facts(name):
     assert "$$" in text
 
 
-@pytest.mark.parametrize("name", mechanism.own())
-def test_settings_are_all_there_with_a_meaning_and_so_are_the_variants(name):
-    text = mechanism.settings(name)
-    for key, default in attention_zoo.hyperparameters(name).items():
-        assert re.search(rf"^\| `{key}` \| `{re.escape(str(default))}` \| \S.*\|$", text, re.MULTILINE), key
-    assert f"| `{name}` |" in text
-
-
 def test_every_variant_is_on_exactly_one_page():
     parts = [mechanism.settings(name).partition("## Variants")[2] for name in mechanism.own()]
     parts += [part.partition("\n##")[0] for part in mechanism.packages().split("Variants:")[1:]]
