@@ -9,7 +9,7 @@ import attention_zoo
 H, HEADS = 4, 2
 
 
-def sized(n, heads=HEADS, h=H, batch=2, seed=0, dtype=torch.float64):
+def sized(n, heads=HEADS, h=H, batch=2, seed=0, dtype=torch.float64, requires_grad=False):
     """A function that draws query, key and value, of these sizes unless it is told otherwise."""
 
     def qkv(n=n, keys=None, *, heads=heads, h=h, batch=batch, seed=seed, dtype=dtype, device="cpu"):
@@ -17,7 +17,7 @@ def sized(n, heads=HEADS, h=H, batch=2, seed=0, dtype=torch.float64):
         drawn = [
             torch.randn(batch, heads, m, h, generator=generator, dtype=torch.float64) for m in (n, keys or n, keys or n)
         ]
-        return [x.to(device, dtype) for x in drawn]
+        return [x.to(device, dtype).requires_grad_(requires_grad) for x in drawn]
 
     return qkv
 
@@ -26,6 +26,15 @@ def maker(name, **usual):
     """A function that makes the mechanism in float64, with these arguments unless it is told otherwise."""
     common = {"head_dim": H, "num_heads": HEADS, "dtype": torch.float64} | usual
     return lambda name=name, **given: attention_zoo.create(name, **(common | given))
+
+
+@torch.no_grad()
+def moved(module):
+    """With parameters away from their initial values: a query's norm must not pass for a key's."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        parameter += 0.3 * torch.randn(parameter.shape, generator=generator).to(parameter)
+    return module
 
 
 def softmax(*given, **settings):

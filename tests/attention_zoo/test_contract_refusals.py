@@ -130,6 +130,8 @@ OUT_OF_RANGE = [
     ("linear", "block_size", (0,), "an integer"),
     ("linformer", "init_std", (0, -1.0), "a finite number above 0"),
     ("linformer", "max_seq_len", (None,), "an integer"),
+    ("local", "block_size", (0,), "an integer"),
+    ("local", "degree", (3,), "even"),
     ("lucidrains_linformer", "max_seq_len", (None,), "an integer"),
     ("nystromformer", "conv_kernel_size", (0, True), "an integer"),
     ("nystromformer", "conv_kernel_size", (34,), "odd, or None"),

@@ -11,12 +11,11 @@ from small import assert_close as close
 from small import gradients, maker, sized
 
 import attention_zoo
-from attention_zoo import UnsupportedError
 from bench.measures.flops import count
 
 NAMES = [name for name in attention_zoo.list_attentions() if name.startswith("fla_")]
 INSTALLED = all(importlib.util.find_spec(module) for module in ("fla", "triton"))
-needs_package = pytest.mark.skipif(not INSTALLED, reason="needs fla-core and triton")
+pytestmark = pytest.mark.skipif(not INSTALLED, reason="needs fla-core and triton")
 N, H, HEADS = 23, 4, 3
 qkv, fresh = sized(N, heads=HEADS, dtype=torch.float32), maker("", num_heads=HEADS, causal=True, dtype=torch.float32)
 
@@ -100,7 +99,6 @@ def assert_close(actual, expected, tolerance=2e-5):
     close(actual.double(), expected.double(), tolerance)
 
 
-@needs_package
 @every_name
 @pytest.mark.parametrize("n", [1, 70])  # more than a chunk of 64
 def test_equals_the_papers_formula(name, n):
@@ -113,23 +111,17 @@ def test_equals_the_papers_formula(name, n):
         assert_close(one, other, 1e-4)
 
 
-@needs_package
-@every_name
+@pytest.mark.parametrize("name", [name for name in NAMES if attention_zoo.info(name).padding])
 def test_padding_is_as_if_it_were_not_there(name):
     """Decays included, wherever the padding is: the others stand next to each other."""
     attention, (query, key, value) = make(name), qkv(batch=1)
     padded = torch.zeros(1, N, dtype=torch.bool)
     padded[:, [0, 1, 4, 9, 10, 11, N - 1]] = True
-    if not attention.info.padding:
-        with pytest.raises(UnsupportedError, match=f"{name} does not support key_padding_mask"):
-            attention(query, key, value, padded)
-        return
     kept = ~padded[0]
     expected = attention(*(x[:, :, kept] for x in (query, key, value)))
     assert_close(attention(query, key, value, padded)[:, :, kept], expected, 1e-6)
 
 
-@needs_package
 @every_name
 def test_bfloat16_is_float32_of_rounded_inputs(name):
     """The reference computes in float32: only its output is rounded, by 2^-8 of it at most."""
@@ -139,7 +131,6 @@ def test_bfloat16_is_float32_of_rounded_inputs(name):
     torch.testing.assert_close(out.float(), attention(*(x.float() for x in given)), rtol=2**-7, atol=1e-6)
 
 
-@needs_package
 def test_initial_decays_are_the_papers():
     # Gated Linear Attention, section 4.4: sigmoid(x)^(1/16), of x = 0.
     torch.testing.assert_close((-fresh("fla_gla").log_rate.exp()).exp(), torch.full((HEADS, H), 0.5 ** (1 / 16)))
@@ -153,7 +144,6 @@ def test_initial_decays_are_the_papers():
     assert 0.001 < steps.min() < 0.01 < steps.max() < 0.1
 
 
-@needs_package
 @every_name
 def test_flops_are_those_of_the_formula(name):
     """Of the recurrence with matrix products; of both products where the package computes the n x n weights."""
@@ -167,7 +157,6 @@ def test_flops_are_those_of_the_formula(name):
     assert attention.flops(2, n) == products
 
 
-@needs_package
 @pytest.mark.parametrize("strided", [False, True], ids=["contiguous", "strided"])
 @every_name
 def test_the_kernel_is_given_what_it_takes_without_a_copy(name, strided, monkeypatch):
@@ -207,7 +196,6 @@ def plain_kernel(q, k, v, g=None, g_gamma=None, scale=None, **_):
     return naive_recurrent_simple_gla(q, k, v, g + (0 if g_gamma is None else g_gamma), scale)[0], None
 
 
-@needs_package
 @pytest.mark.parametrize("name", ["fla_retention", "fla_lightning_attn", "fla_linear_attn"])
 def test_kernel_and_reference_are_the_same_function(name, monkeypatch):
     """What the package wraps around its one kernel: the decays that it fixes, the normaliser."""
@@ -220,7 +208,6 @@ def test_kernel_and_reference_are_the_same_function(name, monkeypatch):
     assert_close(attention._call(attention.fused, *given, None), attention(*given), 1e-5)
 
 
-@needs_package
 def test_rebased_has_one_epsilon():
     """Small scores show it: the kernel's own default is ten times the reference's."""
     attention, (query, key, value) = make("fla_rebased"), qkv(1)
@@ -231,7 +218,6 @@ def test_rebased_has_one_epsilon():
 
 
 @pytest.mark.gpu
-@needs_package
 @every_name
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -12,12 +12,8 @@ from attention_zoo.flash import AUTO_ORDER, BACKENDS
 N, H = 37, 8
 
 
-def qkv(*given, **named):
-    return [x.requires_grad_() for x in draw(*given, **named)]
-
-
 make = maker("flash", head_dim=H)
-draw = sized(N, h=H, batch=3)
+qkv = sized(N, h=H, batch=3, requires_grad=True)
 
 
 @pytest.mark.parametrize("scale", [None, 0.7])

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from closeness import assert_near, with_rounding
-from small import HEADS, assert_close, gradients, maker, padding_at, sized
+from small import HEADS, assert_close, gradients, maker, moved, padding_at, sized
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attention_zoo import UnsupportedError
@@ -32,13 +32,7 @@ def padding(keys=N):
 
 
 def make(name="flex_polynomial", dtype=torch.float64, **given):
-    attention = create(name, **given)
-    if hasattr(attention.layernorm, "weight"):
-        generator = torch.Generator().manual_seed(3)
-        with torch.no_grad():
-            attention.layernorm.weight.copy_(torch.randn(H, generator=generator))
-            attention.layernorm.bias.copy_(torch.randn(H, generator=generator))
-    return attention.to(dtype)
+    return moved(create(name, **given)).to(dtype)
 
 
 @torch.no_grad()

@@ -254,7 +254,7 @@ def test_softmax_generates_the_same_from_any_cache(kind, head, name):
         assert torch.equal(generate(model, inputs, **given), expected), given
 
 
-@pytest.mark.parametrize("name", WITH_STATES)
+@pytest.mark.parametrize("name", ["linear", "polynomial"])  # sums and a cache
 def test_generating_from_states_is_generating_from_all_tokens(name):
     model, inputs = tiny("llama", head="ForCausalLM", num_hidden_layers=2), batch_of("llama", "left")
     hf.attach(model, name)

@@ -17,7 +17,7 @@ from attention_zoo import UnsupportedError
 
 N, H, HEADS, CHUNK = 53, 16, 3, 16
 NAME = "retention_power"
-draw = sized(N, heads=HEADS, h=H)
+qkv = sized(N, heads=HEADS, h=H, requires_grad=True)
 make = maker(NAME, head_dim=H, num_heads=HEADS, causal=True, dtype=None)
 
 
@@ -50,10 +50,6 @@ def stand_in(monkeypatch):
         triton.__spec__ = importlib.machinery.ModuleSpec("triton", None)
         monkeypatch.setitem(sys.modules, "triton", triton)
     return package
-
-
-def qkv(*given, **named):
-    return [x.requires_grad_() for x in draw(*given, **named)]
 
 
 def textbook(query, key, value):

@@ -16,7 +16,8 @@ from attention_zoo import UnsupportedError
 
 N, H = 37, 8
 NAME = "xformers_memory_efficient"
-draw, make = sized(N, h=H, batch=3, dtype=torch.float32), maker(NAME, head_dim=H, dtype=torch.float32)
+qkv = sized(N, h=H, batch=3, dtype=torch.float32, requires_grad=True)
+make = maker(NAME, head_dim=H, dtype=torch.float32)
 
 
 class LowerTriangularMask:
@@ -48,10 +49,6 @@ def stand_in(monkeypatch):
     monkeypatch.setitem(sys.modules, "xformers", package)
     monkeypatch.setitem(sys.modules, "xformers.ops", ops)
     return ops
-
-
-def qkv(*given, **named):
-    return [x.requires_grad_() for x in draw(*given, **named)]
 
 
 @pytest.mark.parametrize("scale", [None, 0.7])

@@ -109,7 +109,6 @@ CONSTRUCTORS = {
     "fake_init_prints": lambda: print("{}", flush=True),
     "fake_init_hang": lambda: time.sleep(600),
     "fake_init_segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "fake_init_dies": lambda: os._exit(0),
     "fake_init_interrupts": lambda: os.kill(os.getpid(), signal.SIGINT),
     "fake_init_error": lambda: _raise(RuntimeError("a mistake in the constructor")),
     "fake_init_exit": lambda: _raise(SystemExit(0)),

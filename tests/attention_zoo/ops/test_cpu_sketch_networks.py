@@ -4,7 +4,6 @@ import operations
 import pytest
 import torch
 from small import maker, outcomes, padding_mask, sized
-from torch.autograd import gradcheck
 
 from attention_zoo.ops.sketch_networks import cpu as networks
 
@@ -23,20 +22,6 @@ def parameters(width, r, groups):
 
 
 by_cpu, by_formula = operations.networks_by(networks, 1)
-
-
-@pytest.mark.parametrize("groups", [1, HEADS], ids=["shared", "per_head"])
-@pytest.mark.parametrize("count", [1, 2], ids=["one_input", "two_inputs"])
-def test_gradients_are_finite_differences(count, groups):
-    rows = [operations.drawn(1, HEADS, 3, 4, seed=seed).cpu().double() for seed in range(count)]
-    tensors = [x.requires_grad_() for x in (*rows, *parameters(4, 2, groups))]
-    assert gradcheck(operations.networks_by(networks, count)[0], tensors, fast_mode=True)
-
-
-@pytest.mark.parametrize("rows", [1, 7, 64])
-def test_the_formula_in_double_precision(rows):
-    x, given = operations.drawn(2, HEADS, rows, 16).cpu().double(), parameters(16, 16, 1)
-    torch.testing.assert_close(by_cpu(x, *given), by_formula(x, *given), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

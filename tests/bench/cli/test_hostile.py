@@ -78,13 +78,20 @@ def test_it_is_one_line(hostile, tmp_path, monkeypatch, capsys):
     assert new_files(tmp_path, before) == []
 
 
-def test_a_way_to_start_children_that_nobody_knows_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("ATTENTION_ZOO_START", "teleport")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("ATTENTION_ZOO_START", "teleport", "ATTENTION_ZOO_START='teleport': must be fork or spawn\n"),
+        ("ATTENTION_ZOO_SLOTS", "/proc/nowhere", "ATTENTION_ZOO_SLOTS=/proc/nowhere: "),
+    ],
+)
+def test_a_variable_that_is_no_way_to_work_is_one_line(name, value, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", ["bench", "seq_len=64", "tracking=none", f"results_dir={tmp_path}/runs"])
     with pytest.raises(SystemExit) as ended:
         main()
-    said = "error: ATTENTION_ZOO_START='teleport': must be fork or spawn\n"
-    assert (ended.value.code, capsys.readouterr().err) == (2, said)
+    (line,) = capsys.readouterr().err.splitlines(keepends=True)
+    assert ended.value.code == 2 and line.startswith(f"error: {said}")
     assert tree(tmp_path) == []
 
 

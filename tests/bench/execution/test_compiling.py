@@ -29,9 +29,7 @@ class Child:
 @pytest.mark.parametrize(
     ("uncounted", "ends"),
     [
-        ({}, False),
         ({"compiling_s": 4.0}, False),
-        ({"compiling_s": 6.0}, True),
         ({"compiling_s": 2.0, "preparing_s": 4.0}, True),
     ],
 )

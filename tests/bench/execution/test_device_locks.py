@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import TINY, bench, family, start, wait_for
+from command import TINY, family, start, wait_for
 
 from bench.common.errors import ConfigError
 from bench.execution import device_locks
@@ -169,12 +169,3 @@ def below(pid, depth):
     with contextlib.suppress(psutil.NoSuchProcess):  # whom the sweep asked something
         return children if depth == 1 else [each for child in children for each in child.children()]
     return []
-
-
-@pytest.mark.commands
-def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):
-    typed = ["attention=v_mean", "tracking=none", f"results_dir={tmp_path}", *TINY]
-    result = bench(*typed, ATTENTION_ZOO_SLOTS="/proc/nowhere")
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()  # before the sweep is announced
-    assert line.startswith("error: ATTENTION_ZOO_SLOTS=/proc/nowhere: ") and not list(tmp_path.glob("records"))

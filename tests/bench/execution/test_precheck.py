@@ -68,7 +68,7 @@ def test_what_a_constructor_refuses_is_one_line_with_its_key(attention, line, tm
         checked(tmp_path, a_cell("flash"), a_cell(attention))
 
 
-@pytest.mark.parametrize("ending", ["error", "exit", "oom", "segfault", "dies", "interrupts", "hang"])
+@pytest.mark.parametrize("ending", ["exit", "segfault", "interrupts", "hang"])
 def test_a_constructor_that_takes_its_process_along_is_passed_over(ending, tmp_path, monkeypatch):
     monkeypatch.setitem(precheck.ANSWERS_WITHIN_S, "attention", 1.0)
     bad = [a_cell(f"fake_init_{ending}", seq_len=length) for length in range(10, 110, 10)]
@@ -83,24 +83,15 @@ def test_a_constructor_that_takes_its_process_along_is_passed_over(ending, tmp_p
 @pytest.mark.parametrize(
     ("inputs", "changes", "line"),
     [
-        (
-            {"text": "/no/such/text"},
-            {},
-            "inputs.text='/no/such/text': must be kjv, pydoc, sympy, a file, or a hub dataset",
-        ),
-        ({"text": "bytes"}, {}, "inputs.text='{}/bytes': cannot be read: 'utf-8' codec"),
         ({"text": "empty"}, {}, "batch_size=1: inputs.text='{}/empty' has only 0 tokens"),
         ({"text": "fifo"}, {}, "inputs.text='{}/fifo': must be kjv"),
-        ({"model": "folder"}, {}, "inputs.model='{}/folder': cannot be read"),
         ({"layer": 99}, {}, "inputs.layer=99: must be between 0 and 5: minilm has 6 layers"),
         ({}, {"num_heads": 8}, "num_heads=8: must be 12, as in inputs.model=minilm"),
         ({}, {"head_dim": 64}, "head_dim=64: must be 32, as in inputs.model=minilm"),
     ],
 )
 def test_inputs_that_cannot_be_read_are_one_line(inputs, changes, line, tmp_path):
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "empty").write_text("")
-    (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     inputs = {key: str(tmp_path / value) if value in LOCAL else value for key, value in inputs.items()}
     with pytest.raises(ConfigError, match="^" + re.escape(line.format(tmp_path))):

@@ -1,14 +1,13 @@
 """Cells as tasks of Ray: what it is asked for, what is done about lost tasks, and a cluster on this machine."""
 
 import importlib.util
-import re
 import signal
 import time
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from command import TINY, bench, fake_config_dir, family, start, wait_for
+from command import TINY, fake_config_dir, family, start, wait_for
 from synthetic_everything import everything
 
 from bench.common.errors import ConfigError, UnfinishedError
@@ -21,18 +20,10 @@ from bench.plan.machine import Resources
 from bench.records.store import Store
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"num_cpus": 0}, "hydra.launcher.num_cpus=0: must be"),
-        ({"address": "nowhere"}, "hydra.launcher.address='nowhere': must be auto, HOST:PORT or null"),
-        ({"address": "ray://host:1"}, "hydra.launcher.address='ray://host:1': must be auto"),
-        ({"num_cpu": 1}, "hydra.launcher.num_cpu=1: unknown"),
-    ],
-)
-def test_what_cannot_be_asked_for_is_one_line(values, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        executors.check({"executor": "ray", **values})
+def test_what_cannot_be_asked_for_is_one_line():
+    for address in ("nowhere", "ray://host:1"):
+        with pytest.raises(ConfigError, match=f"^hydra.launcher.address='{address}': must be auto, HOST:PORT or null"):
+            executors.check({"executor": "ray", "address": address})
     assert executors.check({"executor": "ray", "num_cpus": 2}).resources == Resources("", 2, False)
     assert executors.check({"executor": "ray", "address": "auto", "num_gpus": 1}).resources == Resources("ray", 1, True)
 
@@ -206,11 +197,3 @@ def test_nothing_goes_on_without_the_head(tmp_path, number):
     else:
         assert statuses == []
     wait_for(lambda: not family(str(tmp_path)))  # agents of Ray look now and then whether their head is there
-
-
-@needs_ray
-@pytest.mark.commands
-def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
-    result = bench("attention=v_mean", f"results_dir={tmp_path}", *TINY, *LOCAL, "hydra.launcher.address=127.0.0.1:1")
-    assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].startswith("error: hydra.launcher.address='127.0.0.1:1': ")

@@ -60,14 +60,7 @@ def memory(**settings):
 def test_peak_memory_of_known_allocations():
     found = measure(SleepingBench(config(bench=memory()), Allocating(16)))
     assert found["passes"]["forward"]["peak_bytes"] == pytest.approx(2 * 16 * 2**20, rel=1e-3)
-
-
-def test_peak_memory_of_softmax_is_its_matrices():
-    n = 512
-    found = measured("softmax", memory(), seq_len=n)["passes"]["forward"]
-    matrix = 2 * 2 * n * n * 4
-    assert 2 * matrix <= found["peak_bytes"] < 3.2 * matrix
-    assert found["baseline_bytes"] == 3 * 2 * 2 * n * 8 * 4
+    assert found["passes"]["forward"]["baseline_bytes"] == 3 * 2 * 2 * 64 * 8 * 4, "queries, keys and values"
 
 
 @pytest.mark.gpu

@@ -104,13 +104,6 @@ def test_every_trial_is_one_sequence_and_one_draw_of_its_own():
     assert seeds[0] == list(range(12)) and not set(seeds[0]) & set(seeds[1]), "cells of other seeds share no draw"
 
 
-def test_what_was_trained_is_not_drawn_again():
-    attention = Fake(itself, random=True)
-    context = Given(attention, (torch.ones(3, 2, 16, 4),) * 3, itself, repeats=4)
-    context.trained = {"fake"}
-    assert len(SpectralNorm().measure(context)["absolute"]) == 3 and attention.seeds == [0]
-
-
 def test_sequences_are_compared_with_their_own_exact_output():
     result, _, _ = measured(Fake(itself, random=True), itself, repeats=3)
     assert torch.tensor(result["absolute"]).max() == 0

@@ -26,12 +26,9 @@ def cache(tokens, size=FLOAT):
 @pytest.mark.parametrize(
     ("attention", "dtype", "expected"),
     [
-        ({"name": "flash"}, "float32", cache(N)),
         ({"name": "softmax"}, "bfloat16", cache(N, 2)),
         # Sums over h features of h values and a one, in float32 whatever the dtype.
         ({"name": "linear"}, "bfloat16", LAYERS * HEADS * H * (H + 1) * FLOAT),
-        # A window of the token itself.
-        ({"name": "identity"}, "float32", cache(1)),
         ({"name": "local", "block_size": 5}, "float32", cache(5)),
         ({"name": "local", "block_size": 64}, "float32", cache(64)),
     ],

@@ -1,7 +1,5 @@
 """Text and retrieval: files of the published form, truncation and padding, and the stand-ins."""
 
-import json
-
 import pytest
 import torch
 from reading import needs_data
@@ -64,7 +62,6 @@ def test_pairs_of_papers_are_read_line_by_line_with_quotes_as_they_are(opened, t
     [
         ("2\tP1\tP2\ta\tb", "new_aan_pairs.test.tsv:2: must be 0 or 1, two ids and two texts between tabs"),
         ("1\tP1\tP2\ta", "new_aan_pairs.test.tsv:2: must be 0 or 1, two ids and two texts between tabs"),
-        ("1", "new_aan_pairs.test.tsv:2: must be 0 or 1, two ids and two texts between tabs"),
         (None, "task.data='{}': must be sympy, or a folder with one *.test.tsv"),
     ],
 )
@@ -108,11 +105,6 @@ def test_reviews_are_read_from_a_folder_of_files(opened, tmp_path):
     folder.mkdir()
     pandas.DataFrame(REVIEWS).to_parquet(folder / "train-00000-of-00001.parquet")
     pandas.DataFrame(others()).to_parquet(folder / "test-00000-of-00001.parquet")
-    check_reviews(opened("text", data=str(folder)))
-    folder = tmp_path / "lines"
-    folder.mkdir()
-    for split, rows in (("train", REVIEWS), ("test", others())):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     check_reviews(opened("text", data=str(folder)))
 
 
