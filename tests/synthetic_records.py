@@ -286,6 +286,7 @@ TASKS = {
     "induction_heads": {"alphabet": 16, "examples": 65536},
     "selective_copying": {"alphabet": 16, "num_tokens": 16, "examples": 65536},
     "associative_recall": {"num_pairs": 4, "vocabulary": 8192},
+    "compression": {"vocabulary": 16, "examples": None},
     "language_modelling": {"text": "kjv", "tokenizer": "bytes"},
 }
 

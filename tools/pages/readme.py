@@ -222,11 +222,11 @@ def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
 
 
 def _right(rows: pd.DataFrame) -> str:
-    """What part of the answers is right with each mechanism, best first."""
-    percent = rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})
-    percent = percent.assign(printed=percent["value"].round()).sort_values(["printed", "low"], ascending=False)
-    each = (f"`{row.series}` {row.value:.0f} % ({row.low:.0f} to {row.high:.0f})" for row in percent.itertuples())
-    return ", ".join(each)
+    """What part of the answers is right with each mechanism, best first; those that are alike stand together."""
+    percent = rows.assign(**{name: (100 * rows[name]).round() for name in ("value", "low", "high")})
+    alike = percent.sort_values(["value", "low", "high"], ascending=False).groupby(["value", "low", "high"], sort=False)
+    named = {share: ", ".join(f"`{series}`" for series in some["series"]) for share, some in alike}
+    return "; ".join(f"{names} {of:.0f} % ({low:.0f} to {high:.0f})" for (of, low, high), names in named.items())
 
 
 def _mad(data: pd.DataFrame) -> list[str]:

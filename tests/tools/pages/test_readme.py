@@ -45,3 +45,15 @@ def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says():
     found = {row["attention"]: row for row in rows}
     assert found["linear"]["seeds"] == found["identity"]["seeds"] == "5"
     assert float(found["linear"]["loss (nats)"]) > float(found["identity"]["loss (nats)"])
+
+
+def test_a_task_of_mad_says_whether_it_can_tell_and_who_is_alike():
+    right = {"softmax": 1.0, "performer": 1.0, "local": 0.25, "identity": 0.0625}
+    records = runs({"softmax": 1.5, "performer": 1.5, "local": 3.0, "identity": 3.5}, task="compression")
+    for one in records:
+        one.measurements["test"]["token_accuracy"] = right[one.config["label"]]
+    (said,) = readme._mad(trained_cells(tidy(records))[0])
+    difference = said.split("n = 64: **diagnostic** (softmax against local: ")[1].split(" nats")[0]
+    assert float(difference) == pytest.approx(-1.5, abs=0.02)
+    shares = said.split("right: ")[1]
+    assert shares == "`performer`, `softmax` 100 % (100 to 100); `local` 25 % (25 to 25); `identity` 6 % (6 to 6)."
