@@ -14,7 +14,7 @@ from PIL import Image
 from analysis.formats import write_files
 from analysis.plots.layout import Picture
 
-RESOLUTION = 150  # dots per inch of the PNG
+RESOLUTION = 130  # dots per inch of the PNG
 COLOURS = 256
 FEW = 4  # points of a seed's curve that are written as numbers
 _NOTHING_OF_TODAY: dict[str, dict[str, None]] = {

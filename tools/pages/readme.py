@@ -230,13 +230,14 @@ def _right(rows: pd.DataFrame) -> str:
 
 
 def _mad(data: pd.DataFrame) -> list[str]:
-    """A line for each task of MAD: whether it is diagnostic, and what each mechanism names right."""
+    """A line on the tasks of MAD: which are diagnostic, and what each mechanism names right."""
     said = []
     for (task, n), rows in panels(data[data["kind"].isin(MAD)]):
         found, right = diagnose(rows), over_seeds(rows, "token_accuracy")
-        link = f"[{task.capitalize()}](results/quality/figures/recall_state.png) as in MAD"
-        said.append(f"- {link}, n = {n:,}: **{found.word}** ({found.sentence}). Answers right: {_right(right)}.")
-    return said
+        said.append(f"{task.capitalize()}, n = {n:,}: **{found.word}** ({found.sentence}): {_right(right)}.")
+    link = "[MAD](results/quality/figures/recall_state.png)"
+    first = f"- {link} in miniature, answers right, median (lowest to highest seed)."
+    return [" ".join([first, *said])] if said else []
 
 
 def _arena(data: pd.DataFrame) -> list[str]:

@@ -55,5 +55,5 @@ def test_a_task_of_mad_says_whether_it_can_tell_and_who_is_alike():
     (said,) = readme._mad(trained_cells(tidy(records))[0])
     difference = said.split("n = 64: **diagnostic** (softmax against local: ")[1].split(" nats")[0]
     assert float(difference) == pytest.approx(-1.5, abs=0.02)
-    shares = said.split("right: ")[1]
+    shares = said.split("documents): ")[1]
     assert shares == "`performer`, `softmax` 100 % (100 to 100); `local` 25 % (25 to 25); `identity` 6 % (6 to 6)."
