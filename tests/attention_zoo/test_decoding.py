@@ -51,7 +51,7 @@ VARIANTS += [
     pytest.param("local", {"block_size": 4, "weights": "polynomial"}, id="window-polynomial"),
     pytest.param(
         "local",
-        {"block_size": 4, "weights": "polynomial", "sliding": True, "separate_norms": True, "bias": 0.5},
+        {"block_size": 4, "weights": "polynomial", "sliding": True, "separate_norms": True, "bias": 0.5, "scale": 0.7},
         id="window-sliding-polynomial",
     ),
 ]
