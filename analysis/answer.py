@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from analysis.plots import crossover
@@ -29,7 +28,7 @@ class Answer(NamedTuple):
     causal: bool
     dtype: str
     from_n: float
-    """The length from which the forward pass stays faster (upper end of its interval); inf if it never does."""
+    """The shortest measured length at which, as at all longer ones, the forward pass is faster; or inf."""
     is_first: bool
     """Whether `from_n` is the shortest length measured: the mechanism may be faster at shorter ones, too."""
     n: int
@@ -41,11 +40,10 @@ class Answer(NamedTuple):
     training_n: float
     training: tuple[float, float, float] | None
     """As `forward`, for forward and backward pass together, at `training_n`."""
-    memory_n: float
-    memory: float
-    """Peak bytes of a forward pass at `memory_n`, divided by those of the exact softmax that needs least."""
-    training_memory_n: float
-    training_memory: float
+    memory: dict[float, float]
+    """By length: peak bytes of a forward pass, divided by those of the exact softmax that needs least."""
+    training_memory: dict[float, float]
+    """As `memory`, for forward and backward pass together."""
     error_n: float
     error: tuple[float, float, float] | None
     """Error relative to exact softmax on a trained model's inputs of length `error_n`, with its interval."""
@@ -69,7 +67,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
         last, n = forward.iloc[-1], int(forward["seq_len"].iloc[-1])
         from_n, is_first = _from(forward)
         of_dtype = frame[frame["dtype"] == dtype]
-        of_memory = [_memory(of_dtype, str(name), bool(causal), n, which) for which in ("forward", "forward_backward")]
+        peaks = [_memory(of_dtype, str(name), bool(causal), which) for which in ("forward", "forward_backward")]
         errors = _errors(frame, str(name), bool(causal)) or (math.nan, None, None)
         trained = (
             (float(training["seq_len"].iloc[-1]), _numbers(training.iloc[-1])) if len(training) else (math.nan, None)
@@ -86,10 +84,8 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 training_from=_from(training) if len(training) else None,
                 training_n=trained[0],
                 training=trained[1],
-                memory_n=of_memory[0][0],
-                memory=of_memory[0][1],
-                training_memory_n=of_memory[1][0],
-                training_memory=of_memory[1][1],
+                memory=peaks[0],
+                training_memory=peaks[1],
                 error_n=errors[0],
                 error=errors[1],
                 averaging=errors[2],
@@ -100,16 +96,16 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
         raise MissingRecords(
             "needs an ok record of bench=compare of a forward pass, of exact softmax and another mechanism"
         )
-    return sorted(found, key=lambda one: (one.dtype != "float32", one.dtype, one.causal, one.from_n, one.attention))
+    return sorted(found, key=lambda one: (one.dtype != "float32", one.dtype, one.causal, *_earliest(one)))
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """From which length on each mechanism is faster than the best exact softmax, by how much, at what memory and error.
 
-    `from n`: from this length to the longest measured the forward pass is faster (upper end of the 95 % interval,
-    rounded up to two digits); `from n, training`: so do forward and backward pass together. `forward` and `training`:
-    how many times as fast as the best exact softmax in the same rounds, with 95 % intervals, at `n`. `memory`: peak
-    bytes, divided by those of the exact softmax in this dtype that needs least. `error`: on a trained model's inputs,
+    `from n`: the shortest measured length at which, as at all longer ones, the forward pass is faster (no tie);
+    `from n, training`: so are forward and backward pass together. `forward` and `training`: how many times as fast as
+    the best exact softmax in the same rounds, with 95 % intervals, at `n`. `memory`: peak bytes, divided by those of
+    the exact softmax in this dtype that needs least, at the longest length. `error`: on a trained model's inputs,
     relative to exact softmax, in any dtype; `of averaging` is the same for the mean of the values. Polynomial and
     linear attention do not approximate softmax.
     """
@@ -121,8 +117,8 @@ def lengths(one: Answer) -> dict[str, float]:
     return {
         "forward": one.n,
         "training": one.training_n,
-        "memory": one.memory_n,
-        "memory, training": one.training_memory_n,
+        "memory": max(one.memory, default=math.nan),
+        "memory, training": max(one.training_memory, default=math.nan),
         "error": one.error_n,
     }
 
@@ -147,8 +143,8 @@ def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.D
             "n": one.n,
             "forward": speed(one.forward) + at("forward", one),
             "training": speed(one.training) + at("training", one),
-            "memory": _times(one.memory) + at("memory", one),
-            "memory, training": _times(one.training_memory) + at("memory, training", one),
+            "memory": _times(_at_longest(one.memory)) + at("memory", one),
+            "memory, training": _times(_at_longest(one.training_memory)) + at("memory, training", one),
             "error": _error(one.error) + at("error", one),
             "of averaging": _error(one.averaging),
             "disturbed": one.disturbed,
@@ -185,6 +181,11 @@ def _ahead(own: list[Answer]) -> list[Answer]:
     return [one for one in own if math.isfinite(one.from_n) and _is_faster(one.forward)]
 
 
+def _earliest(one: Answer) -> tuple[float, float, str]:
+    """Sorts by the length from which a mechanism is faster; of several, the fastest at the longest comes first."""
+    return one.from_n, -(one.forward or (0.0,))[0], one.attention
+
+
 def _of_mask(own: list[Answer], words: str) -> list[str]:
     ahead, best = _ahead(own), fastest(own)
     if best is None:
@@ -192,15 +193,16 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
         ties = ", ".join(f"`{one.attention}` {speed(one.forward)}" for one in open_ones)
         word = f"nothing that was measured is clearly faster, undecided is {ties}" if ties else "all others are slower"
         return [f"{words}: use exact softmax up to n = {most:,}; {word}."]
-    first = min(ahead, key=lambda one: one.from_n)
+    first = min(ahead, key=lambda one: (one.from_n, one is not best, *_earliest(one)))
     at = best.training_n if best.training else best.n
     what = "forward and backward pass of one attention" if best.training else "forward pass"
     gain = f"{speed(best.training or best.forward)} as fast as the best exact softmax at n = {at:,.0f} ({what})"
-    is_fastest = f"the fastest{' to train' if best.training else ''}: {gain}."
-    since = said_length(first.from_n, False, first.n)
-    where = "there," if since == f"{first.n:,}" else f"from there to n = {first.n:,},"
+    timed = sum(one.training is not None or best.training is None for one in own)
+    is_fastest = f"the fastest{' to train' if best.training else ''} (of {timed} measured): {gain}."
+    where = "there," if first.from_n == first.n else f"from there to n = {first.n:,},"
     from_there = (
-        f"{words}: use exact softmax below n = {since}; {where} the longest measured, `{first.attention}` is faster"
+        f"{words}: use exact softmax below n = {first.from_n:,.0f}; {where} the longest measured, `{first.attention}` "
+        "is faster"
     )
     if first.is_first:
         said = f"{words}: `{best.attention}` is {is_fastest}"
@@ -212,23 +214,27 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
 
 
 def _of_memory(own: list[Answer]) -> list[str]:
-    """A sentence: the smallest peaks at the longest length, of a forward pass and of training."""
-    measured_peaks = {
-        "a forward pass": [(one.memory_n, one.memory, one.attention) for one in own],
-        "training": [(one.training_memory_n, one.training_memory, one.attention) for one in own],
-    }
-    least = {}
-    for what, measured in measured_peaks.items():
-        known = [one for one in measured if math.isfinite(one[1])]
-        if known:
-            longest = max(n for n, _, _ in known)
-            least[what] = min((ratio, name, n) for n, ratio, name in known if n == longest)
-    if not least:
+    """A sentence: the smallest peaks at the longest length, of a forward pass and of training, and a smaller one.
+
+    The smaller one is the smallest at any length, if it is clearly below softmax's and those at the longest are not.
+    """
+    peaks = [("a forward pass", one.attention, one.memory) for one in own]
+    peaks += [("training", one.attention, one.training_memory) for one in own]
+    measured: dict[str, list[tuple[float, str, float]]] = {}
+    for what, name, ratios in peaks:
+        measured.setdefault(what, []).extend((ratio, name, n) for n, ratio in ratios.items())
+    measured = {what: of for what, of in measured.items() if of}
+    if not measured:
         return []
-    peaks = [f"{_times(ratio)} in {what} (`{name}`, n = {n:,.0f})" for what, (ratio, name, n) in least.items()]
-    saves = "Memory" if min(least.values())[0] < CLEARLY else "No mechanism clearly saves memory at the longest length"
+    least = {what: min(one for one in of if one[2] == max(n for *_, n in of)) for what, of in measured.items()}
+    each = [f"{_times(ratio)} in {what} (`{name}`, n = {n:,.0f})" for what, (ratio, name, n) in least.items()]
     over = f"as a multiple of that of the {own[0].dtype} softmax that needs least"
-    return [f"{saves}: the smallest peak is, {over}, {' and '.join(peaks)}."]
+    if min(least.values())[0] < CLEARLY:
+        return [f"Memory: the smallest peak is, {over}, {' and '.join(each)}."]
+    ratio, name, n, what = min((*min(of), what) for what, of in measured.items())
+    shorter = f"; `{name}` has {ratio:.2f}x at n = {n:,.0f} in {what}" if ratio < CLEARLY else ""
+    saves = "No mechanism clearly saves memory at the longest length"
+    return [f"{saves}: the smallest peak is, {over}, {' and '.join(each)}{shorter}."]
 
 
 def _of_errors(own: list[Answer], ahead: list[Answer], best: Answer) -> list[str]:
@@ -273,26 +279,20 @@ def _numbers(row: pd.Series) -> tuple[float, float, float]:
 
 
 def _from(rows: pd.DataFrame) -> tuple[float, bool]:
-    """The length from which a mechanism is faster (upper end of the interval), and whether it is faster at all lengths.
-
-    Without a crossover, for example after a tie, it is the first measured length from which all verdicts are `faster`.
-    """
-    if np.isfinite(rows["from_seq_len"].iloc[0]):
-        return float(rows["from_high"].iloc[0]), False
+    """The first measured length from which on all verdicts are `faster`, and whether that is the shortest measured."""
     is_ahead = (rows["best_verdict"] == "faster")[::-1].cummin()[::-1]
     return (float(rows["seq_len"][is_ahead].iloc[0]), bool(is_ahead.all())) if is_ahead.any() else (math.inf, False)
 
 
-def _memory(frame: pd.DataFrame, name: str, causal: bool, n: int, measured_pass: str) -> tuple[float, float]:
-    """The longest length up to n, and there the peak memory over that of the exact softmax that needs least."""
+def _memory(frame: pd.DataFrame, name: str, causal: bool, measured_pass: str) -> dict[float, float]:
+    """The peak memory over that of the exact softmax that needs least, by length."""
     rows = frame[(frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)]
-    rows = rows[(rows["causal"] == causal) & (rows["seq_len"] <= n)]
+    rows = rows[rows["causal"] == causal]
     rows = newest(rows, ["attention", "seq_len", "batch_size", "num_heads", "head_dim", "features"])
     shape = ["seq_len", "batch_size", "num_heads", "head_dim"]
     least = rows[exact_softmax(rows)].groupby(shape)["value"].min()
     own = rows[rows["attention"] == name].set_index(shape)["value"]
-    ratios = (own / least).dropna().sort_index()
-    return (float(ratios.index[-1][0]), float(ratios.iloc[-1])) if len(ratios) else (math.nan, math.nan)
+    return {float(of[0]): float(ratio) for of, ratio in (own / least).dropna().sort_index().items()}
 
 
 def _errors(
@@ -312,21 +312,19 @@ def _errors(
 
 
 def said_length(from_n: float, is_first: bool, longest: float) -> str:
-    """`870`, `512 (the shortest measured)` or `none up to 8,192`, the `longest` length measured.
-
-    A length between two that were measured is rounded up to two significant digits, but not above the longest.
-    """
+    """`1,024`, `512 (the shortest measured)` or `none up to 8,192`, the `longest` length measured."""
     if not math.isfinite(from_n):
         return f"none up to {longest:,.0f}"
-    if is_first or from_n.is_integer():
-        return f"{from_n:,.0f}{' (the shortest measured)' if is_first else ''}"
-    unit = 10 ** max(0, math.floor(math.log10(from_n)) - 1)
-    return f"{min(math.ceil(from_n / unit) * unit, longest):,.0f}"
+    return f"{from_n:,.0f}{' (the shortest measured)' if is_first else ''}"
 
 
 def speed(ratio: tuple[float, float, float] | None) -> str:
     """`6.7x (6.0 to 7.1)`."""
     return UNKNOWN if ratio is None else f"{ratio[0]:.1f}x ({ratio[1]:.1f} to {ratio[2]:.1f})"
+
+
+def _at_longest(ratios: dict[float, float]) -> float:
+    return ratios[max(ratios)] if ratios else math.nan
 
 
 def _times(ratio: float) -> str:

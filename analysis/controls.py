@@ -133,7 +133,12 @@ def said(one: Difference, of_classes: bool, units: str) -> str:
     if of_classes:
         low, high = sorted(-100 * end for end in ends)
         return f"{-100 * one.value:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} {over}"
-    return f"{one.value:+.3f} nats, 95 % interval {ends[0]:+.3f} to {ends[1]:+.3f} {over}"
+    return f"{_nats(one.value)} nats, 95 % interval {_nats(ends[0])} to {_nats(ends[1])} {over}"
+
+
+def _nats(value: float) -> str:
+    """Three digits after the point, or, if these are zero, one that is not."""
+    return f"{value:+.3f}" if abs(value) >= 0.0005 or value == 0 else f"{value:+.1g}"
 
 
 def diagnoses(data: pd.DataFrame) -> dict[tuple[str, int], Diagnosis]:

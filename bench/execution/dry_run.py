@@ -90,7 +90,8 @@ def _words(cell: Cell, here: dict[str, float], there: dict[str, float]) -> str:
     seconds = here.get(cell.cell_id, there.get(cell.cell_id))
     if seconds is None:
         return _between(_least(cell), cell.timeout, "", "its timeout")
-    return f"about {duration(seconds)}"
+    beyond = f", longer than its timeout of {duration(cell.timeout)}" if seconds > cell.timeout else ""
+    return f"about {duration(seconds)}{beyond}"
 
 
 def _between(least: float, most: float, what: str, limit: str) -> str:

@@ -8,9 +8,9 @@ from synthetic_everything import trained
 from synthetic_quality import LOSSES, SHARES, run, runs
 from synthetic_records import train
 
-from analysis.controls import BLIND, DIAGNOSTIC, notes
+from analysis.controls import BLIND, DIAGNOSTIC, notes, said
 from analysis.frame import tidy
-from analysis.paired import MARGIN
+from analysis.paired import MARGIN, difference
 from analysis.plots import by_distance, controls, extrapolation, learning
 from analysis.registry import FIGURES, TABLES
 from analysis.selection import MissingRecords
@@ -161,3 +161,11 @@ def test_losses_at_longer_contexts_stand_beside_that_of_the_trained_one(rng):
     assert set(line.get_xdata()) == {64}
     with pytest.raises(MissingRecords, match="test_lengths"):
         extrapolation.figure(tidy(runs()))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.25, "+0.250"), (-0.0006, "-0.001"), (0.00029, "+0.0003"), (0.0, "+0.000")]
+)
+def test_a_small_difference_is_not_rounded_to_none(value, shown):
+    one = difference(np.full((5, 4), 1.0 + value), np.ones((5, 4)))
+    assert said(one, False, "units") == f"{shown} nats, 95 % interval {shown} to {shown} over 5 seeds and 4 units"

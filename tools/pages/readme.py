@@ -180,7 +180,8 @@ def _speed(step: pd.Series) -> str | None:
     if pd.isna(step["speed"]):
         return None
     apart = "" if step["timed"] == INTERLEAVED else ", apart"
-    return f"{step['speed']:.2f}x ({step['speed low']:.2f} to {step['speed high']:.2f}){apart}"
+    tie = ", tie" if step["speed low"] <= 1 <= step["speed high"] else ""
+    return f"{step['speed']:.2f}x ({step['speed low']:.2f} to {step['speed high']:.2f}{tie}){apart}"
 
 
 def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str:
@@ -194,7 +195,8 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str
     faster_ones = f"{own} and" if own else "only"
     unknown = ", ".join(f"`{name}`" for name in faster.index[faster["is equal"].isna()])
     equal = (equal or "none") + (f" ({unknown} undecided)" if unknown else "")
-    which = f"Clearly faster there: {faster_ones} {are_controls.sum()} controls; of these with {link}: {equal}."
+    clearly = f"Of those that were trained, clearly faster there: {faster_ones} {are_controls.sum()} controls"
+    which = f"{clearly}; of these with {link}: {equal}."
     return f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing; {machine}). {which}"
 
 

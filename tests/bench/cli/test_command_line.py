@@ -80,6 +80,8 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     assert "latency flash n=32: about 7 s" in published and "time: about 14 s" in published
     assert f"for 2 cells in turn, as others of their sizes took on the machine of {tmp_path.name}/" in published
     assert f"others of bench=latency took 7 s to 7 s each (median 7 s) on the machine of {tmp_path.name}/" in published
+    short = dry_run(planned("results_dir=other", *given[1:3], "timeout=5", "repeats=5", "seq_len=32"), tmp_path)[0]
+    assert "about 7 s, longer than its timeout of 5 s" in short and "longer" not in published
 
 
 def test_a_dry_run_says_what_is_drawn_once_before_the_first_step(tmp_path):

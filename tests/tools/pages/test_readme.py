@@ -2,6 +2,7 @@
 
 import csv
 
+import pandas as pd
 import pytest
 from synthetic_quality import run, runs
 
@@ -45,6 +46,12 @@ def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says():
     found = {row["attention"]: row for row in rows}
     assert found["linear"]["seeds"] == found["identity"]["seeds"] == "5"
     assert float(found["linear"]["loss (nats)"]) > float(found["identity"]["loss (nats)"])
+
+
+def test_a_speed_whose_interval_contains_1_is_called_a_tie():
+    step = pd.Series({"speed": 1.04, "speed low": 0.99, "speed high": 1.06, "timed": "interleaved"})
+    assert readme._speed(step) == "1.04x (0.99 to 1.06, tie)"
+    assert readme._speed(step.replace(0.99, 1.01)) == "1.04x (1.01 to 1.06)"
 
 
 def test_a_task_of_mad_says_whether_it_can_tell_and_who_is_alike():
