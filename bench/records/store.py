@@ -273,13 +273,17 @@ def _to_json(node: Any) -> bytes:
 
 
 def _written(start: str, node: Any, margin: str) -> str:
-    """JSON after the `start` of a line; lists, and objects that fit, stay on that line."""
+    """JSON after the `start` of a line; lists, and objects that fit, stay on that line; short entries share lines."""
     line = start + json.dumps(node, allow_nan=False)
     if not isinstance(node, dict) or len(line) < WIDTH:
         return line
-    inner = margin + " "
-    entries = [_written(f"{inner}{json.dumps(key)}: ", value, inner) for key, value in node.items()]
-    return start + "{\n" + ",\n".join(entries) + f"\n{margin}}}"
+    inner, lines = margin + " ", [""]
+    for key, value in node.items():
+        entry = _written(f"{inner}{json.dumps(key)}: ", value, inner)
+        together = f"{lines[-1]}, {entry.lstrip()}"
+        is_alone = "\n" in together or len(together) >= WIDTH or not lines[-1]
+        lines[-1:] = [lines[-1], entry] if is_alone else [together]
+    return start + "{\n" + ",\n".join(lines[1:]) + f"\n{margin}}}"
 
 
 def _from_json(data: bytes) -> dict[str, Any]:
