@@ -165,8 +165,9 @@ def _write(
 ) -> int:
     out, wrote = claimed(options.results, options.out, kind, entries, ("--results", "--out")), False
     chosen = {options.only: entries[options.only]} if options.only else entries
-    with _log_on_stderr():
+    with _logged() as log:
         for name, paths in made(frame, chosen, lambda name, one: save(one, out, name)):
+            log.flush_to_stderr(name)
             if isinstance(paths, MissingRecords):
                 print(f"{name}: skipped, {paths}")
             else:
@@ -175,15 +176,32 @@ def _write(
     return 0 if wrote else 1
 
 
+class _Log(logging.Handler):
+    """Collects what figures and tables say that they leave out; each message once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages[record.getMessage()] = None
+
+    def flush_to_stderr(self, name: str) -> None:
+        """Print the messages of the figure or table `name`."""
+        for message in self.messages:
+            print(f"{name}: {message}", file=sys.stderr)
+        self.messages.clear()
+
+
 @contextmanager
-def _log_on_stderr() -> Iterator[None]:
-    """Print the log of the package (what figures and tables leave out) on stderr."""
-    log, handler = logging.getLogger("analysis"), logging.StreamHandler(sys.stderr)
+def _logged() -> Iterator[_Log]:
+    """Collect the log of the package."""
+    log, handler = logging.getLogger("analysis"), _Log()
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        yield
+        yield handler
     finally:
         log.removeHandler(handler)
         log.setLevel(level)

@@ -13,15 +13,16 @@ from typing import Any
 import pandas as pd
 
 from analysis.controls import compared, losses
-from analysis.paired import EQUIVALENT, LEVEL, UNDECIDED, WORSE, Array, Difference, verdicts
+from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, Array, Difference, verdicts
 from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
 
 BRANCHES = {"window": "sketch", "sketch": "window"}
 """The branches of a hybrid, each with the other one."""
 REMOVED, NUMERATOR, ALONE = "removed", "removed from the sum over values only", "the other trained alone"
-EARNS = {WORSE: "earns", EQUIVALENT: "earns nothing", UNDECIDED: "undecided"}
-"""Verdict on the hybrid without the branch -> word for the branch; if the hybrid is better without it, it `costs`."""
+A_COST = "costs"
+EARNS = {WORSE: "earns", EQUIVALENT: "earns nothing", UNDECIDED: "undecided", BETTER: A_COST}
+"""Verdict on the hybrid without the branch -> word for the branch."""
 NEEDS = "needs bench=train of a hybrid with losses by unit, without its branches too, and two seeds or more"
 
 
@@ -137,7 +138,7 @@ def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
             how: iter(verdicts(one for part, one in both if part[1] == how)) for how in (REMOVED, NUMERATOR, ALONE)
         }
         worth = [
-            Worth(branch, how, against, _mean(own), one, EARNS.get(next(words[how])[1], "costs"))
+            Worth(branch, how, against, _mean(own), one, EARNS[next(words[how])[1]])
             for (branch, how, against, own), one in both
         ]
         if worth:

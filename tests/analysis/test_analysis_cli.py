@@ -49,6 +49,14 @@ def test_tables_are_written_as_markdown_and_csv(one_cell, tmp_path, capsys):
     )
 
 
+def test_what_a_figure_leaves_out_is_said_once_with_its_name(tmp_path, rng, capsys):
+    records = [latency("flash", n, rng, causal=causal) for n, causal in ((512, True), (1024, True), (512, False))]
+    arguments = ["figures", "--results", str(written(tmp_path, records)), "--figure", "polysketchformer_figure1"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["polysketchformer_figure1: bench=latency: left out what has one length: not causal"]
+
+
 MECHANISMS = ("polysketch_random_r32", "flash", "polysketch_learned_local_r64", "softmax")
 
 

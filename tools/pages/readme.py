@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import answer, formats
-from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attributions
+from analysis.attribution import A_COST, ALONE, REMOVED, Attribution, Worth, attributions
 from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose, error_rates, losses
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
@@ -116,7 +116,7 @@ def quality(frame: pd.DataFrame) -> str:
     steps = lengths(frame, data)
     steps = steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
-    earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
+    earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key])) + _costly(data)
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
     more = [tokens, timed, earned, *_recall(data, frame), *_mad(data), *_arena(data)]
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
@@ -240,6 +240,19 @@ def _mad(data: pd.DataFrame) -> list[str]:
     link = "[MAD](results/quality/figures/recall_state.png)"
     first = f"- {link} in miniature, answers right, median (lowest to highest seed)."
     return [" ".join([first, *said])] if said else []
+
+
+def _costly(data: pd.DataFrame) -> str:
+    """A sentence on the recalls in which a hybrid is worse than one of its branches trained alone."""
+    said = [
+        f"{task}, n = {n:,}: {_worth(part)}"
+        for (task, n), rows in panels(data[data["kind"].str.startswith((RECALL, *MAD))])
+        for hybrid in attributions(rows)
+        for part in hybrid.parts
+        if part.how == ALONE and part.word == A_COST and diagnose(rows).is_diagnostic
+    ]
+    where = "In [other tasks](results/quality/figures/attribution.png)"
+    return f" {where} a hybrid is worse than one branch alone; the other adds: {'; '.join(said)}." if said else ""
 
 
 def _arena(data: pd.DataFrame) -> list[str]:

@@ -4,7 +4,7 @@ import csv
 
 import pandas as pd
 import pytest
-from synthetic_quality import run, runs
+from synthetic_quality import hybrid, run, runs
 
 from analysis.controls import diagnose
 from analysis.frame import tidy
@@ -64,3 +64,11 @@ def test_a_task_of_mad_says_whether_it_can_tell_and_who_is_alike():
     assert float(difference) == pytest.approx(-1.5, abs=0.02)
     shares = said.split("documents): ")[1]
     assert shares == "`performer`, `softmax` 100 % (100 to 100); `local` 25 % (25 to 25); `identity` 6 % (6 to 6)."
+
+
+@pytest.mark.parametrize(("window", "is_said"), [(-0.3, True), (0.3, False)])
+def test_a_hybrid_that_is_worse_than_one_of_its_branches_is_named(window, is_said):
+    records = hybrid(window, 0.0, base=3.0, task="compression")
+    said = readme._costly(trained_cells(tidy(records))[0])
+    assert (said != "") == is_said
+    assert ("compression, n = 64: the block -0.30 (-0.3" in said and said.endswith(", costs).")) == is_said
