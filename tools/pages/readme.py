@@ -251,8 +251,8 @@ def _costly(data: pd.DataFrame) -> str:
         for part in hybrid.parts
         if part.how == ALONE and part.word == A_COST and diagnose(rows).is_diagnostic
     ]
-    where = "In [other tasks](results/quality/figures/attribution.png)"
-    return f" {where} a hybrid is worse than one branch alone; the other adds: {'; '.join(said)}." if said else ""
+    where = "In [other tasks](results/quality/figures/attribution.png) the hybrid is worse than one branch alone"
+    return f" {where} (tested one by one); the other adds: {'; '.join(said)}." if said else ""
 
 
 def _arena(data: pd.DataFrame) -> list[str]:
