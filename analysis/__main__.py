@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from bench.records import plans
 from bench.records.disk import is_file, write_atomically
 
 ANSWER = "answer"
+MOST_NOTES = 10_000
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -165,46 +167,30 @@ def _write(
 ) -> int:
     out, wrote = claimed(options.results, options.out, kind, entries, ("--results", "--out")), False
     chosen = {options.only: entries[options.only]} if options.only else entries
-    with _logged() as log:
-        for name, paths in made(frame, chosen, lambda name, one: save(one, out, name)):
-            log.flush_to_stderr(name)
-            if isinstance(paths, MissingRecords):
-                print(f"{name}: skipped, {paths}")
-            else:
-                print(f"{name}: wrote {', '.join(map(str, paths))}")
-                wrote = True
+    noted = {name: _noting(name)(make) for name, make in chosen.items()}
+    for name, paths in made(frame, noted, lambda name, one: save(one, out, name)):
+        if isinstance(paths, MissingRecords):
+            print(f"{name}: skipped, {paths}")
+        else:
+            print(f"{name}: wrote {', '.join(map(str, paths))}")
+            wrote = True
     return 0 if wrote else 1
 
 
-class _Log(logging.Handler):
-    """Collects what figures and tables say that they leave out; each message once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: dict[str, None] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages[record.getMessage()] = None
-
-    def flush_to_stderr(self, name: str) -> None:
-        """Print the messages of the figure or table `name`."""
-        for message in self.messages:
-            print(f"{name}: {message}", file=sys.stderr)
-        self.messages.clear()
-
-
 @contextmanager
-def _logged() -> Iterator[_Log]:
-    """Collect the log of the package."""
-    log, handler = logging.getLogger("analysis"), _Log()
+def _noting(name: str) -> Iterator[None]:
+    """Print on stderr what the figure or table `name` logs that it leaves out; each sentence once."""
+    log, handler = logging.getLogger("analysis"), BufferingHandler(MOST_NOTES)
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        yield handler
+        yield
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
+        for message in dict.fromkeys(record.getMessage() for record in handler.buffer):
+            print(f"{name}: {message}", file=sys.stderr)
 
 
 def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:

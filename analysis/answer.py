@@ -218,12 +218,11 @@ def _of_memory(own: list[Answer]) -> list[str]:
 
     The smaller one is the smallest at any length, if it is clearly below softmax's and those at the longest are not.
     """
-    peaks = [("a forward pass", one.attention, one.memory) for one in own]
-    peaks += [("training", one.attention, one.training_memory) for one in own]
-    measured: dict[str, list[tuple[float, str, float]]] = {}
-    for what, name, ratios in peaks:
-        measured.setdefault(what, []).extend((ratio, name, n) for n, ratio in ratios.items())
-    measured = {what: of for what, of in measured.items() if of}
+    peaks = {
+        "a forward pass": [(ratio, one.attention, n) for one in own for n, ratio in one.memory.items()],
+        "training": [(ratio, one.attention, n) for one in own for n, ratio in one.training_memory.items()],
+    }
+    measured = {what: of for what, of in peaks.items() if of}
     if not measured:
         return []
     least = {what: min(one for one in of if one[2] == max(n for *_, n in of)) for what, of in measured.items()}
@@ -285,14 +284,15 @@ def _from(rows: pd.DataFrame) -> tuple[float, bool]:
 
 
 def _memory(frame: pd.DataFrame, name: str, causal: bool, measured_pass: str) -> dict[float, float]:
-    """The peak memory over that of the exact softmax that needs least, by length."""
+    """The peak memory over that of the exact softmax that needs least, by length; of several shapes, the smallest."""
     rows = frame[(frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)]
     rows = rows[rows["causal"] == causal]
     rows = newest(rows, ["attention", "seq_len", "batch_size", "num_heads", "head_dim", "features"])
     shape = ["seq_len", "batch_size", "num_heads", "head_dim"]
     least = rows[exact_softmax(rows)].groupby(shape)["value"].min()
     own = rows[rows["attention"] == name].set_index(shape)["value"]
-    return {float(of[0]): float(ratio) for of, ratio in (own / least).dropna().sort_index().items()}
+    smallest = (own / least).dropna().sort_index().groupby("seq_len").first()
+    return {float(n): float(ratio) for n, ratio in smallest.items()}
 
 
 def _errors(

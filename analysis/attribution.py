@@ -20,8 +20,7 @@ from analysis.training import panels, trained_cells
 BRANCHES = {"window": "sketch", "sketch": "window"}
 """The branches of a hybrid, each with the other one."""
 REMOVED, NUMERATOR, ALONE = "removed", "removed from the sum over values only", "the other trained alone"
-A_COST = "costs"
-EARNS = {WORSE: "earns", EQUIVALENT: "earns nothing", UNDECIDED: "undecided", BETTER: A_COST}
+EARNS = {WORSE: "earns", EQUIVALENT: "earns nothing", UNDECIDED: "undecided", BETTER: "costs"}
 """Verdict on the hybrid without the branch -> word for the branch."""
 NEEDS = "needs bench=train of a hybrid with losses by unit, without its branches too, and two seeds or more"
 

@@ -277,13 +277,16 @@ def _written(start: str, node: Any, margin: str) -> str:
     line = start + json.dumps(node, allow_nan=False)
     if not isinstance(node, dict) or len(line) < WIDTH:
         return line
-    inner, lines = margin + " ", [""]
+    inner = margin + " "
+    lines: list[str] = []
     for key, value in node.items():
         entry = _written(f"{inner}{json.dumps(key)}: ", value, inner)
-        together = f"{lines[-1]}, {entry.lstrip()}"
-        is_alone = "\n" in together or len(together) >= WIDTH or not lines[-1]
-        lines[-1:] = [lines[-1], entry] if is_alone else [together]
-    return start + "{\n" + ",\n".join(lines[1:]) + f"\n{margin}}}"
+        together = ", ".join([*lines[-1:], entry.lstrip()])
+        if lines and "\n" not in together and len(together) < WIDTH:
+            lines[-1] = together
+        else:
+            lines.append(entry)
+    return start + "{\n" + ",\n".join(lines) + f"\n{margin}}}"
 
 
 def _from_json(data: bytes) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The numbers of README.md from the records in results/: `python -m tools.pages.readme` writes them between marks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import answer, formats
-from analysis.attribution import A_COST, ALONE, REMOVED, Attribution, Worth, attributions
+from analysis.attribution import ALONE, EARNS, REMOVED, Attribution, Worth, attributions
 from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose, error_rates, losses
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
@@ -116,7 +117,7 @@ def quality(frame: pd.DataFrame) -> str:
     steps = lengths(frame, data)
     steps = steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
-    earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key])) + _costly(data)
+    earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key])) + _added(data)
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
     more = [tokens, timed, earned, *_recall(data, frame), *_mad(data), *_arena(data)]
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
@@ -242,17 +243,22 @@ def _mad(data: pd.DataFrame) -> list[str]:
     return [" ".join([first, *said])] if said else []
 
 
-def _costly(data: pd.DataFrame) -> str:
-    """A sentence on the recalls in which a hybrid is worse than one of its branches trained alone."""
-    said = [
-        f"{task}, n = {n:,}: {_worth(part)}"
+def _added(data: pd.DataFrame) -> str:
+    """A sentence: what a hybrid's branch adds to the other trained alone, in all diagnostic tasks of recall and MAD."""
+    parts = [
+        (f"{task}, n = {n:,}", part)
         for (task, n), rows in panels(data[data["kind"].str.startswith((RECALL, *MAD))])
+        if diagnose(rows).is_diagnostic
         for hybrid in attributions(rows)
         for part in hybrid.parts
-        if part.how == ALONE and part.word == A_COST and diagnose(rows).is_diagnostic
+        if part.how == ALONE
     ]
-    where = "In [other tasks](results/quality/figures/attribution.png) the hybrid is worse than one branch alone"
-    return f" {where} (tested one by one); the other adds: {'; '.join(said)}." if said else ""
+    words = verdicts(part.difference for _, part in parts)
+    said = [
+        f"{of}: {_worth(replace(part, word=EARNS[word]))}" for (of, part), (_, word) in zip(parts, words, strict=True)
+    ]
+    where = "[in recall and MAD's tasks](results/quality/figures/attribution.png)"
+    return f" Over the other branch alone {where}, corrected as one family: {'; '.join(said)}." if said else ""
 
 
 def _arena(data: pd.DataFrame) -> list[str]:

@@ -38,7 +38,7 @@ def test_round_trip(tmp_path, measurements):
 def test_a_record_reads_on_a_screen_and_long_lists_have_a_file_of_their_own(tmp_path):
     path = Store(tmp_path).write(changed(measurements=LONG))
     text = path.read_text()
-    assert len(text.splitlines()) < 70 and max(map(len, text.splitlines())) <= 120
+    assert len(text.splitlines()) < 40 and max(map(len, text.splitlines())) <= 120
     assert json.loads(text)["measurements"]["curve"] == {"loss": f"{READABLE + 1} numbers, in samples/", "step": 10}
     samples = json.loads(lzma.decompress((tmp_path / "samples" / f"{path.name}.xz").read_bytes()))
     assert samples == {"curve": {"loss": LONG["curve"]["loss"]}, "norms": LONG["norms"]}

@@ -8,6 +8,7 @@ from synthetic_quality import hybrid, run, runs
 
 from analysis.controls import diagnose
 from analysis.frame import tidy
+from analysis.paired import UNDECIDED
 from analysis.training import panels, trained_cells
 from tools.pages import readme
 
@@ -66,9 +67,23 @@ def test_a_task_of_mad_says_whether_it_can_tell_and_who_is_alike():
     assert shares == "`performer`, `softmax` 100 % (100 to 100); `local` 25 % (25 to 25); `identity` 6 % (6 to 6)."
 
 
-@pytest.mark.parametrize(("window", "is_said"), [(-0.3, True), (0.3, False)])
-def test_a_hybrid_that_is_worse_than_one_of_its_branches_is_named(window, is_said):
-    records = hybrid(window, 0.0, base=3.0, task="compression")
-    said = readme._costly(trained_cells(tidy(records))[0])
-    assert (said != "") == is_said
-    assert ("compression, n = 64: the block -0.30 (-0.3" in said and said.endswith(", costs).")) == is_said
+@pytest.mark.parametrize(("window", "word"), [(-0.3, "costs"), (0.0, "earns nothing"), (0.3, "earns")])
+def test_what_the_block_of_a_hybrid_adds_has_the_verdict_of_all_diagnostic_tasks_together(window, word):
+    one = hybrid(window, 0.0, base=3.0, task="compression")
+    blind = hybrid(window, 0.0, base=3.0, task="compression", seq_len=32)
+    for record in blind:
+        if record.config["label"] == "softmax":
+            record.measurements["test"]["loss_by_unit"] = [9.0] * len(record.measurements["test"]["loss_by_unit"])
+    said = readme._added(trained_cells(tidy([*one, *blind]))[0])
+    assert "as one family: compression, n = 64: the block " in said and "memorisation" not in said
+    value, verdict = said.split("the block ")[1].split(";")[0].removesuffix(").").split(" (")
+    assert float(value) == pytest.approx(window, abs=0.02) and verdict.split(", ")[1].startswith(word)
+
+
+def test_a_doubt_that_is_one_of_many_stays_one(monkeypatch):
+    """Verdicts are those of the whole family, not of each task."""
+    families = []
+    monkeypatch.setattr(readme, "verdicts", lambda family: families.append([*family]) or [(1.0, UNDECIDED)] * 4)
+    tasks = [hybrid(-0.3, 0.0, base=3.0, task="compression", seq_len=n) for n in (32, 64)]
+    said = readme._added(trained_cells(tidy([*tasks[0], *tasks[1]]))[0])
+    assert [len(family) for family in families] == [4] and said.count(", undecided)") == 4
