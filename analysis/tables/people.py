@@ -1,6 +1,6 @@
 """Readable tables: words and units in the header, a value and its interval in one cell, at most a page.
 
-The CSV of the same name has every row and column, with eight digits.
+The CSV of the same name has every row and column, with seven digits.
 """
 
 import itertools
@@ -62,7 +62,7 @@ def readable(name: str, table: pd.DataFrame, says: str = "", linked: bool = True
     parts = [says, _told_apart(table) if "task is" not in shown else "", markdown(text[:MOST])]
     parts += [f"In all rows that were measured here: {'; '.join(common)}."] if common else []
     cut = f"These are {MOST} of {len(text)} rows. " if len(text) > MOST else ""
-    parts.append(cut + (f"All rows and columns, with eight digits: [{name}.csv]({name}.csv)." if linked else ""))
+    parts.append(cut + (f"All rows and columns, with seven digits: [{name}.csv]({name}.csv)." if linked else ""))
     return "\n\n".join(filter(None, parts))
 
 

@@ -311,7 +311,8 @@ def _printable(node: Any) -> Any:
     if isinstance(node, str):
         return bounded(node)
     if isinstance(node, list):
-        return [_printable(entry) for entry in node]
+        # Samples have very many numbers.
+        return [entry if type(entry) in (float, int) else _printable(entry) for entry in node]
     if isinstance(node, dict):
         return {bounded(key): _printable(value) for key, value in node.items()}
     return node

@@ -89,6 +89,8 @@ def test_the_table_ranks_where_the_task_is_diagnostic_only():
     assert table.loc[("performer", "softmax"), "verdict"] == "worse"
     assert table.loc[("polysketch_random_r32", "local"), "verdict"] == "as good as"
     assert table.loc[("performer", "local"), "difference (nats)"] == pytest.approx(-0.05, abs=0.01)
+    assert table.loc[("performer", "identity"), "difference (nats)"] == pytest.approx(-0.45, abs=0.01)
+    assert ("softmax", "identity") not in table.index and ("identity", "softmax") in table.index, "one comparison, once"
     assert set(control_comparisons(tidy(runs(LOSSES | {"local": 1.8})))["verdict"]) == {BLIND}
 
 

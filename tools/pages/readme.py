@@ -10,13 +10,13 @@ import pandas as pd
 
 from analysis import answer, formats
 from analysis.attribution import ALONE, EARNS, REMOVED, Attribution, Worth, attributions
-from analysis.controls import BLIND, Diagnosis, compared, comparisons, diagnose, error_rates, losses
+from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, compared, comparisons, diagnose, error_rates, losses
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
 from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict, verdicts
 from analysis.plots import captions
 from analysis.plots.by_distance import by_kind
-from analysis.selection import unless_quiet
+from analysis.selection import controls, exact_softmax, unless_quiet
 from analysis.tables import positions
 from analysis.tables.capacity import answers, matched, without_controls
 from analysis.tables.lra import TASKS
@@ -33,7 +33,14 @@ THAN = {
     WORSE: "worse than",
     EQUIVALENT: EQUIVALENT,
     UNDECIDED: "not clearly better or worse than",
+    BLIND: "not ranked against",
 }
+TASKS_SAID = (
+    "- What is right, %, of [recall](results/quality/figures/recall.png) and "
+    "[MAD](results/quality/figures/recall_state.png) in miniature: median (lowest–highest seed). **Bold**: a loss "
+    "clearly smaller than the best control's (Holm, within the task). *Block*: what the hybrid's block adds to its "
+    "sketch alone, in nats, corrected over all these tasks:"
+)
 
 
 def page(text: str) -> str:
@@ -58,24 +65,40 @@ def costs(frame: pd.DataFrame, trained: pd.DataFrame) -> str:
 
 
 def learned(name: str, frame: pd.DataFrame) -> str:
-    """What the fastest with a causal mask learned of the text, beside softmax and no attention at all."""
+    """What the fastest with a causal mask learned of the text beside softmax and no attention, and who learned more."""
     data, _ = trained_cells(frame)
-    (task, n), rows = next((key, rows) for key, rows in panels(data) if key[0].startswith(TASK))
-    found, own = diagnose(rows), losses(rows)
-    others = {"softmax": found.positive, "`identity`, no attention at all": "identity"}
-    pairs = {words: compared(own.get(name, {}), own.get(other or "", {})) for words, other in others.items()}
-    known = {words: one for words, one in pairs.items() if one is not None}
-    if len(known) < len(pairs):
+    key, rows = next((key, rows) for key, rows in panels(data) if key[0].startswith(TASK))
+    found, table = diagnose(rows), comparisons(rows, key)
+    anchors = {found.positive: "softmax", NO_ATTENTION: f"`{NO_ATTENTION}`, no attention at all"}
+    own = {one["against"]: one for one in table if one["attention"] == name}
+    if not anchors.keys() <= own.keys():
         return f"What a model learns with `{name}` was not measured."
-    said = []
-    for (words, one), (_, word) in zip(known.items(), verdicts(known.values()), strict=True):
-        low, high = one.interval(LEVEL)
-        said.append(f"{THAN[word]} {words} ({one.value:+.2f} nats, {low:+.2f} to {high:+.2f})")
-    step = _speed(lengths(frame, data).set_index(["kind", "n", "series"]).loc[(task, n, name)])
+    said = [f"{THAN[own[anchor]['verdict']]} {words} ({_interval(own[anchor])})" for anchor, words in anchors.items()]
+    steps = lengths(frame, data)
+    own_steps = steps[(steps["kind"] == key[0]) & (steps["series"] == name)]
+    speeds = [(row["n"], _speed(row)) for _, row in own_steps.iterrows()]
+    timed = " and ".join(f"{speed} at n = {n:,}" for n, speed in speeds if speed)
     where = " or ".join(sorted(set(frame.loc[frame["bench"].isin(BENCHES), "device_name"])))
-    took = f"took {step} as many steps a second as softmax (whole steps, on {where}), and " if step else ""
-    more = "[more below](#what-do-models-learn-with-it)"
-    return f"In a small model of {task}, n = {n}, `{name}` {took}was {' and '.join(said)}; {more}."
+    took = f" It took {timed} as many steps a second as softmax (whole steps, on {where})." if timed else ""
+    return (
+        f"In a small model of {key[0]}, n = {key[1]}, `{name}` was {' and '.join(said)}.{took} "
+        f"{_as_good(table, rows, found)}; [more below](#what-do-models-learn-with-it)."
+    )
+
+
+def _interval(one: dict[str, Any]) -> str:
+    return f"{one['difference (nats)']:+.2f} nats, {one['low']:+.2f} to {one['high']:+.2f}"
+
+
+def _as_good(table: list[dict[str, Any]], rows: pd.DataFrame, found: Diagnosis) -> str:
+    """Which mechanisms learned as much as softmax: where none did, softmax is what to take."""
+    others = rows[~(controls(rows) | exact_softmax(rows))]
+    own = [one for one in table if one["against"] == found.positive and one["attention"] in set(others["series"])]
+    good = [f"`{one['attention']}`" for one in own if one["verdict"] in (BETTER, EQUIVALENT)]
+    if good:
+        return f"As good as softmax or better: {', '.join(good)}"
+    none = f"None of the {len(own)} mechanisms trained there was as good as softmax"
+    return f"{none}: where loss counts, take `{found.positive}`"
 
 
 def costs_table(found: list[answer.Answer]) -> str:
@@ -117,10 +140,10 @@ def quality(frame: pd.DataFrame) -> str:
     steps = lengths(frame, data)
     steps = steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
-    earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key])) + _added(data)
+    earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
-    more = [tokens, timed, earned, *_recall(data, frame), *_mad(data), *_arena(data)]
-    return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), "\n".join(more)])
+    more = "\n".join([tokens, timed, earned, *_arena(data), _foretold(frame), TASKS_SAID])
+    return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), more, _tasks(data)])
 
 
 def _others(rows: pd.DataFrame) -> str:
@@ -201,64 +224,64 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str
     return f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing; {machine}). {which}"
 
 
-def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
-    """One line for each length: what each mechanism recalls, and whether untrained capacity predicts it."""
-    right = over_seeds(data[data["kind"].str.startswith(RECALL)], "token_accuracy")
-    both = matched(frame)
-    foretold = answers(both)
-    others = {key: without_controls(rows) for key, rows in both.groupby(["task", "n", "keys"], sort=False)}
-    said = []
-    for (n, task), rows in right.groupby(["seq_len", "task"]):
-        words = [
-            f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f}; {keys} keys): {word}, without controls "
-            f"{others[of, of_n, keys].value:.2f}"
-            for (of, of_n, keys), (one, word) in foretold.items()
-            if of_n == n
-        ]
-        said.append(
-            f"- [Recall](results/quality/figures/recall.png) of {json.loads(task)['num_pairs']} pairs at n = {n:,}, "
-            f"values right, median (lowest to highest seed): {_right(rows)}. Do the pairs that a state holds "
-            "*without* training [predict](results/quality/figures/capacity_and_recall.png) this order? Rank "
-            f"correlation {'; '.join(words)}."
-        )
-    return said
+def _tasks(data: pd.DataFrame) -> str:
+    """A table of recall and MAD: for each task what each mechanism gets right, and what a hybrid's block adds."""
+    found = {key: rows for key, rows in panels(data) if key[0].startswith((RECALL, *MAD))}
+    added = _added(found)
+    lines = [_task(key, rows) | {"block (nats)": added.get(key, "–")} for key, rows in found.items()]
+    return formats.markdown(pd.DataFrame(lines).fillna("–")) if lines else ""
 
 
-def _right(rows: pd.DataFrame) -> str:
-    """What part of the answers is right with each mechanism, best first; those that are alike stand together."""
-    percent = rows.assign(**{name: (100 * rows[name]).round() for name in ("value", "low", "high")})
-    alike = percent.sort_values(["value", "low", "high"], ascending=False).groupby(["value", "low", "high"], sort=False)
-    named = {share: ", ".join(f"`{series}`" for series in some["series"]) for share, some in alike}
-    return "; ".join(f"{names} {of:.0f} % ({low:.0f} to {high:.0f})" for (of, low, high), names in named.items())
+def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
+    """What part of the answers is right, of mechanisms and of the best control; bold if clearly better than that."""
+    found, right = diagnose(rows), over_seeds(rows, "token_accuracy").set_index("series").sort_index()
+    ahead = [one["attention"] for one in comparisons(rows, key) if _is_ahead(one, found)]
+    share = (100 * right[["value", "low", "high"]]).map("{:.0f}".format)
+    said = share["value"] + " (" + share["low"] + "–" + share["high"] + ")"
+    said = said.where(~said.index.isin(ahead), "**" + said + "**")
+    is_control = right["control"].astype(bool)
+    best = f"`{found.negative}` {said[found.negative]}" if found.negative in said else "–"
+    order = [name for name in (found.positive, *said.index[~is_control]) if name in said]
+    names = {f"`{right.loc[name, 'attention'].partition(' ')[0]}`": said[name] for name in order}
+    return {"right (%)": f"{_short(rows, key)}: {found.word}", **names, "best control": best}
 
 
-def _mad(data: pd.DataFrame) -> list[str]:
-    """A line on the tasks of MAD: which are diagnostic, and what each mechanism names right."""
-    said = []
-    for (task, n), rows in panels(data[data["kind"].isin(MAD)]):
-        found, right = diagnose(rows), over_seeds(rows, "token_accuracy")
-        said.append(f"{task.capitalize()}, n = {n:,}: **{found.word}** ({found.sentence}): {_right(right)}.")
-    link = "[MAD](results/quality/figures/recall_state.png)"
-    first = f"- {link} in miniature, answers right, median (lowest to highest seed)."
-    return [" ".join([first, *said])] if said else []
+def _is_ahead(one: dict[str, Any], found: Diagnosis) -> bool:
+    return one["against"] == found.negative and one["verdict"] == BETTER
 
 
-def _added(data: pd.DataFrame) -> str:
-    """A sentence: what a hybrid's branch adds to the other trained alone, in all diagnostic tasks of recall and MAD."""
+def _short(rows: pd.DataFrame, key: tuple[str, int]) -> str:
+    """`recall of 4 pairs, n = 64`."""
+    pairs = json.loads(rows["task"].iloc[0]).get("num_pairs")
+    return f"{f'recall of {pairs} pairs' if key[0].startswith(RECALL) else key[0]}, n = {key[1]:,}"
+
+
+def _added(found: dict[tuple[str, int], pd.DataFrame]) -> dict[tuple[str, int], str]:
+    """What a hybrid's block adds to its sketch trained alone, corrected over all diagnostic tasks as one family."""
     parts = [
-        (f"{task}, n = {n:,}", part)
-        for (task, n), rows in panels(data[data["kind"].str.startswith((RECALL, *MAD))])
+        (key, part)
+        for key, rows in found.items()
         if diagnose(rows).is_diagnostic
         for hybrid in attributions(rows)
         for part in hybrid.parts
         if part.how == ALONE
     ]
     words = verdicts(part.difference for _, part in parts)
+    worth = [(key, replace(part, word=EARNS[word])) for (key, part), (_, word) in zip(parts, words, strict=True)]
+    return {key: _nats(part) for key, part in worth if part.branch == "window"}
+
+
+def _foretold(frame: pd.DataFrame) -> str:
+    """A sentence: whether the pairs that a state holds without training predict who recalls more once trained."""
+    both = matched(frame)
+    others = {key: without_controls(rows) for key, rows in both.groupby(["task", "n", "keys"], sort=False)}
     said = [
-        f"{of}: {_worth(replace(part, word=EARNS[word]))}" for (of, part), (_, word) in zip(parts, words, strict=True)
+        f"n = {key[1]:,}, {key[2]} keys: {one.value:.2f} ({one.low:.2f} to {one.high:.2f}), {word}; without controls "
+        f"{others[key].value:.2f}"
+        for key, (one, word) in answers(both).items()
     ]
-    where = "[in recall and MAD's tasks](results/quality/figures/attribution.png)"
-    return f" Over the other branch alone {where}, corrected as one family: {'; '.join(said)}." if said else ""
+    link = "[predict](results/quality/figures/capacity_and_recall.png)"
+    return f"- Do the pairs that a state holds *without* training {link} the order in recall? Rank correlation: {'. '.join(said)}."
 
 
 def _arena(data: pd.DataFrame) -> list[str]:
@@ -298,15 +321,18 @@ def _earned(one: Attribution) -> str:
 
 
 def _worth(part: Worth) -> str:
+    return f"the {'block' if part.branch == 'window' else part.branch} {_nats(part)}"
+
+
+def _nats(part: Worth) -> str:
     low, high = part.difference.interval(LEVEL)
     word = f", {part.word}" if part.how == ALONE else ""
-    branch = "block" if part.branch == "window" else part.branch
-    return f"the {branch} {part.difference.value:+.2f} ({low:+.2f} to {high:+.2f}{word})"
+    return f"{part.difference.value:+.2f} ({low:+.2f} to {high:+.2f}{word})"
 
 
 def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.DataFrame:
     """One row for each series (the index), the best first: name, mean loss, differences to controls with verdicts."""
-    anchors = {f"minus `{anchor}`": anchor for anchor in (found.positive, found.negative)}
+    anchors = {f"minus `{anchor}`": anchor for anchor in (found.positive, found.negative, NO_ATTENTION)}
     said = {(one["attention"], one["against"]): difference(one) for one in comparisons(rows, key)}
     means = {name: float(np.mean([each.mean() for each in own.values()])) for name, own in losses(rows).items()}
     is_control = rows.groupby("series")["control"].any()

@@ -63,10 +63,9 @@ def test_every_default_can_be_set(group):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_can_be_planned(experiment):
-    sizes, typed = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())["grids"], {}
-    for size in sizes:
-        words = [f"experiment={experiment}", f"size={size}"]
-        jobs = expand(LOADER.load(words), words)
+    config, typed = LOADER.load([f"experiment={experiment}"]), {}
+    for size in config.grids:
+        jobs = expand(OmegaConf.merge(config, {"size": size}), [f"experiment={experiment}", f"size={size}"])
         assert len(jobs) > (2 if size == "minutes" else 10)
         # Another seed changes nothing of a plan but the seed: one is planned.
         typed[size] = {tuple(word for word in job if not word.startswith("seed=")): job for job in jobs}.values()

@@ -97,7 +97,7 @@ def test_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path, attention):
 
 
 def test_a_time_limit_leaves_a_checkpoint_to_go_on_from(tmp_path):
-    arguments = ("attention=softmax", "training.steps=2000", "training.checkpoint_seconds=0.2")
+    arguments = ("attention=softmax", "training.steps=1000", "training.checkpoint_seconds=0.2")
     for limit in (2, 8, 32):  # a busy machine may need seconds to begin
         done, (record,) = run(tmp_path, *arguments, f"timeout={limit}")
         assert done.returncode == 1 and record.status == "timeout" and not record.measurements

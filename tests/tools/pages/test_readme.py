@@ -42,11 +42,19 @@ def test_a_lead_that_grows_with_the_context_is_found_unless_a_length_is_not_diag
 
 
 def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says():
-    with (readme.QUALITY / "tables" / "trained.csv").open() as file:
+    with (readme.QUALITY / "tables" / "paired.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if (row["task"], row["n"]) == ("language modelling, sympy", "512")]
-    found = {row["attention"]: row for row in rows}
-    assert found["linear"]["seeds"] == found["identity"]["seeds"] == "5"
-    assert float(found["linear"]["loss (nats)"]) > float(found["identity"]["loss (nats)"])
+    found = {(row["attention"], row["against"]): row for row in rows}["linear", "identity"]
+    assert (found["seeds"], found["verdict"]) == ("5", UNDECIDED) and float(found["difference (nats)"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"), [(2.1, "None of the 2 mechanisms"), (1.9, "As good as softmax or better: ")]
+)
+def test_where_no_mechanism_is_as_good_softmax_is_what_to_take(loss, words):
+    planted = {"softmax": 1.9, "identity": 2.4, "performer": 2.2, "polysketch_random_r32": loss}
+    said = readme.learned("performer", tidy(runs(planted)))
+    assert words in said and ("take `softmax`" in said) == (loss > 1.9) == ("`polysketch_random_r32`" not in said)
 
 
 def test_a_speed_whose_interval_contains_1_is_called_a_tie():
@@ -55,16 +63,22 @@ def test_a_speed_whose_interval_contains_1_is_called_a_tie():
     assert readme._speed(step.replace(0.99, 1.01)) == "1.04x (1.01 to 1.06)"
 
 
-def test_a_task_of_mad_says_whether_it_can_tell_and_who_is_alike():
-    right = {"softmax": 1.0, "performer": 1.0, "local": 0.25, "identity": 0.0625}
-    records = runs({"softmax": 1.5, "performer": 1.5, "local": 3.0, "identity": 3.5}, task="compression")
+def task(losses, right):
+    records = runs(losses, task="compression")
     for one in records:
         one.measurements["test"]["token_accuracy"] = right[one.config["label"]]
-    (said,) = readme._mad(trained_cells(tidy(records))[0])
-    difference = said.split("n = 64: **diagnostic** (softmax against local: ")[1].split(" nats")[0]
-    assert float(difference) == pytest.approx(-1.5, abs=0.02)
-    shares = said.split("documents): ")[1]
-    assert shares == "`performer`, `softmax` 100 % (100 to 100); `local` 25 % (25 to 25); `identity` 6 % (6 to 6)."
+    head, _, row = readme._tasks(trained_cells(tidy(records))[0]).strip().splitlines()
+    return dict(zip(*([cell.strip() for cell in line.strip("|").split("|")] for line in (head, row)), strict=True))
+
+
+def test_of_a_task_shares_are_bold_where_the_loss_is_clearly_smaller_than_the_best_controls():
+    right = {"softmax": 1.0, "performer": 0.9, "polysketch_random_r32": 0.3, "local": 0.25, "identity": 0.0625}
+    told = {"softmax": 1.5, "performer": 1.6, "polysketch_random_r32": 3.0, "local": 3.0, "identity": 3.5}
+    shown = {"`softmax`": "**100 (100–100)**", "`polysketch_random_r32`": "30 (30–30)", "`performer`": "**90 (90–90)**"}
+    shown |= {"best control": "`local` 25 (25–25)", "block (nats)": "–"}
+    assert task(told, right) == {"right (%)": "compression, n = 64: diagnostic"} | shown
+    plain = {name: said.replace("*", "") for name, said in shown.items()}
+    assert task(told | {"local": 1.0}, right) == {"right (%)": "compression, n = 64: not diagnostic here"} | plain
 
 
 @pytest.mark.parametrize(("window", "word"), [(-0.3, "costs"), (0.0, "earns nothing"), (0.3, "earns")])
@@ -74,9 +88,9 @@ def test_what_the_block_of_a_hybrid_adds_has_the_verdict_of_all_diagnostic_tasks
     for record in blind:
         if record.config["label"] == "softmax":
             record.measurements["test"]["loss_by_unit"] = [9.0] * len(record.measurements["test"]["loss_by_unit"])
-    said = readme._added(trained_cells(tidy([*one, *blind]))[0])
-    assert "as one family: compression, n = 64: the block " in said and "memorisation" not in said
-    value, verdict = said.split("the block ")[1].split(";")[0].removesuffix(").").split(" (")
+    said = readme._added(dict(panels(trained_cells(tidy([*one, *blind]))[0])))
+    assert said.keys() == {("compression", 64)}
+    value, verdict = said["compression", 64].removesuffix(")").split(" (")
     assert float(value) == pytest.approx(window, abs=0.02) and verdict.split(", ")[1].startswith(word)
 
 
@@ -85,5 +99,6 @@ def test_a_doubt_that_is_one_of_many_stays_one(monkeypatch):
     families = []
     monkeypatch.setattr(readme, "verdicts", lambda family: families.append([*family]) or [(1.0, UNDECIDED)] * 4)
     tasks = [hybrid(-0.3, 0.0, base=3.0, task="compression", seq_len=n) for n in (32, 64)]
-    said = readme._added(trained_cells(tidy([*tasks[0], *tasks[1]]))[0])
-    assert [len(family) for family in families] == [4] and said.count(", undecided)") == 4
+    said = readme._added(dict(panels(trained_cells(tidy([*tasks[0], *tasks[1]]))[0])))
+    assert [len(family) for family in families] == [4]
+    assert len(said) == 2 and all(one.endswith(", undecided)") for one in said.values())
