@@ -281,7 +281,8 @@ def _foretold(frame: pd.DataFrame) -> str:
         for key, (one, word) in answers(both).items()
     ]
     link = "[predict](results/quality/figures/capacity_and_recall.png)"
-    return f"- Do the pairs that a state holds *without* training {link} the order in recall? Rank correlation: {'. '.join(said)}."
+    asked = f"Do the pairs that a state holds *without* training {link} the order in recall?"
+    return f"- {asked} Rank correlation: {'. '.join(said)}."
 
 
 def _arena(data: pd.DataFrame) -> list[str]:
