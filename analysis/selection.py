@@ -86,22 +86,17 @@ def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
     It is the label, followed by the hyperparameters and `impl` that differ between the cells of that label. With
     `apart_from_size`, all sizes d share one name.
     """
-    rows = [*zip(*(frame[name] for name in ("attention", "hyperparameters", "impl", "sized_by")), strict=True)]
-    # Many rows share their settings. A broken record may hold what has no hash.
-    own = {repr(row): row for row in rows}
-    settings = {
-        key: {k: v for k, v in json.loads(values).items() if not (apart_from_size and k == size)} | {"impl": impl}
-        for key, (_, values, impl, size) in own.items()
-    }
+    hyperparameters = variants(frame) if apart_from_size else parsed(frame["hyperparameters"])
+    settings = [values | {"impl": impl} for values, impl in zip(hyperparameters, frame["impl"], strict=True)]
     by_label: dict[str, dict[str, set[str]]] = {}
-    for key, values in settings.items():
-        for name, value in values.items():
-            by_label.setdefault(own[key][0], {}).setdefault(name, set()).add(json.dumps(value))
-    names = {}
-    for key, values in settings.items():
-        label = own[key][0]
-        names[key] = " ".join([label, *(f"{k}={v}" for k, v in values.items() if len(by_label[label][k]) > 1)])
-    return pd.Series([names[repr(row)] for row in rows], index=frame.index, name="series", dtype=object)
+    for label, values in zip(frame["attention"], settings, strict=True):
+        for key, value in values.items():
+            by_label.setdefault(label, {}).setdefault(key, set()).add(json.dumps(value))
+    names = []
+    for label, values in zip(frame["attention"], settings, strict=True):
+        differing = [f"{k}={v}" for k, v in values.items() if len(by_label[label][k]) > 1]
+        names.append(" ".join([label, *differing]))
+    return pd.Series(names, index=frame.index, name="series")
 
 
 def exact_softmax(rows: pd.DataFrame) -> pd.Series:

@@ -8,7 +8,7 @@ from synthetic_quality import hybrid, run, runs
 
 from analysis.controls import diagnose
 from analysis.frame import tidy
-from analysis.paired import UNDECIDED
+from analysis.paired import UNDECIDED, WORSE
 from analysis.training import panels, trained_cells
 from tools.pages import readme
 
@@ -45,6 +45,7 @@ def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says():
     with (readme.QUALITY / "tables" / "paired.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if (row["task"], row["n"]) == ("language modelling, sympy", "512")]
     found = {(row["attention"], row["against"]): row for row in rows}["linear", "identity"]
+    assert {row["verdict"] for row in rows if row["against"] == "flash"} == {WORSE}, "no mechanism learned as much"
     assert (found["seeds"], found["verdict"]) == ("5", UNDECIDED) and float(found["difference (nats)"]) > 0
 
 
