@@ -17,6 +17,12 @@ AGAIN = "run them again: `make notebooks`"
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
+def runs(path):
+    """What only shows figures and tables, which have tests of their own, is slow; what measures runs with commands."""
+    mark = "commands" if f'"{MEASURED}"' in path.read_text() else "slow"
+    return pytest.param(path, id=path.stem, marks=getattr(pytest.mark, mark))
+
+
 def read(path):
     return nbformat.read(path, as_version=4)
 
@@ -108,8 +114,7 @@ def test_a_cell_that_measures_keeps_what_it_showed_until_its_code_changes():
     assert words(kept(changed, old)) == "newnew"
 
 
-@pytest.mark.commands
-@each_notebook
+@pytest.mark.parametrize("path", [runs(path) for path in NOTEBOOKS])
 def test_a_notebook_runs_on_any_records_and_writes_nothing_beside_itself(path, synthetic_results, tmp_path):
     done = run(path, [synthetic_results], tmp_path)
     calls = sum(cell.source.count('figure("') for cell in code(done))
