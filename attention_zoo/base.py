@@ -67,6 +67,7 @@ class Attention(ImplementationChoice):
     def extra_repr(self) -> str:
         """The arguments it was created with, for `print(model)`."""
         common = {key: getattr(self, key) for key in ("head_dim", "num_heads", "causal", "seed", "impl")}
+        common |= {} if self.max_seq_len is None else {"max_seq_len": self.max_seq_len}
         return ", ".join(f"{key}={value!r}" for key, value in {**common, **(self.settings or {})}.items())
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -75,13 +76,17 @@ class Attention(ImplementationChoice):
         Args:
             query: `(batch, heads, seq_len, head_dim)`; so are `key` and `value`, whose length may differ where
                 `info.cross` says so.
-            key_padding_mask: `(batch, seq_len of key)` bool, True at padding. A sequence of padding only gives zeros.
+            key_padding_mask: `(batch, seq_len of key)` bool, True at padding. A sequence of padding only gives zeros,
+                as does one without keys.
 
         Raises:
             UnsupportedError: `impl=fused` cannot take this input, or the mechanism cannot.
             ValueError: shapes, dtypes or devices do not fit.
         """
         self._check_inputs(query, key, value, key_padding_mask)
+        if query.numel() == 0 or key.numel() == 0:  # many ways of computing divide by sizes
+            zeros = query.masked_fill(torch.ones_like(query, dtype=torch.bool), 0)
+            return zeros + 0 * (key.sum() + value.sum())
         return self._run(self._attend, self._fused, self._why_not_fused, query, key, value, key_padding_mask)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
@@ -359,7 +364,8 @@ class Attention(ImplementationChoice):
         check_tensors(query, key, value, self.num_heads, self.head_dim)
         longest = max(query.shape[2], key.shape[2])
         limit = self.max_seq_len or longest
-        require("seq_len", longest, 1 <= longest <= limit, f"between 1 and max_seq_len={limit}")
+        allowed = f"between 1 and max_seq_len={limit}" if self.max_seq_len else "at least 1"
+        require("seq_len", longest, 1 <= longest <= limit, allowed)
         if query.shape[2] != key.shape[2] and (self.causal or not self.info.cross):
             kind, got = " (causal)" if self.causal else "", f"{key.shape[2]} keys and {query.shape[2]} queries"
             raise UnsupportedError(f"{self.info.name}{kind} needs as many keys as queries, got {got}")

@@ -77,6 +77,6 @@ class ImplementationChoice(nn.Module):
         """The device that the module was moved to, also if it has no parameters."""
         return self._placed.device
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **options: Any) -> Any:
         self._placed = fn(self._placed)
-        return super()._apply(fn, *args)
+        return super()._apply(fn, *args, **options)

@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from attention_zoo.base import Attention, Rows
@@ -12,6 +11,7 @@ from attention_zoo.checks import check_int, require
 from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.draws import uniform
 from attention_zoo.ops.fused_softmax import attend, hidden_by
+from attention_zoo.ops.gradients import once_differentiable
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 from attention_zoo.ops.sampling import take_rows
 from attention_zoo.registry import register

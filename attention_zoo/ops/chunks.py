@@ -6,7 +6,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from attention_zoo.ops.gradients import once_differentiable
 
 Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 

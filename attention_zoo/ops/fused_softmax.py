@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from attention_zoo.ops.gradients import once_differentiable
 from attention_zoo.ops.operators import autocast
 
 # The bias of a hidden key: below any score, and finite, so that a row of hidden keys only is not NaN.

@@ -172,6 +172,19 @@ def test_strides_and_other_batch_items_do_not_matter(name, causal):
     assert_close(name, attention(*others)[0], expected[0])
 
 
+@every_case
+@pytest.mark.parametrize("batch, queries, keys", [(0, LENGTH, LENGTH), (2, LENGTH, 0), (2, 0, LENGTH)])
+def test_nothing_to_attend_to_gives_zeros(name, causal, batch, queries, keys):
+    if queries != keys and (causal or not attention_zoo.info(name).cross):
+        pytest.skip("refuses other keys than queries")
+    query, key, value = (inputs(name, n, batch=batch)[0].requires_grad_() for n in (queries, keys, keys))
+    out = make(name, causal=causal)(query, key, value)
+    assert out.shape == query.shape and not out.any()
+    assert all(
+        x.shape == y.shape and not x.any() for x, y in zip(gradients(out, (query, key)), (query, key), strict=True)
+    )
+
+
 @every_name
 def test_cross_attention_or_refusal(name):
     attention, (query, key, value) = make(name), inputs(name, LENGTH // 2, keys=LENGTH)
@@ -327,6 +340,13 @@ def test_global_random_state_is_neither_read_nor_changed(name, causal):
     assert (np.random.get_state()[1] == before[2]).all()
     torch.manual_seed(1)
     assert torch.equal(use(), first)
+
+
+@every_name
+def test_it_leaves_the_meta_device_empty(name):
+    """As a model too large for one process is made: `to_empty`, then `load_state_dict`."""
+    attention = make(name, device="meta").to_empty(device="cpu")
+    assert {x.device.type for x in (*attention.parameters(), *attention.buffers())} | {attention.device.type} == {"cpu"}
 
 
 @every_case

@@ -1,5 +1,7 @@
 """What every mechanism promises of its gradients, and of inputs that are extreme."""
 
+import re
+
 import pytest
 import torch
 from contract import (
@@ -8,6 +10,7 @@ from contract import (
     HEADS,
     LENGTH,
     assert_close,
+    best_dtype,
     changes,
     every_case,
     inputs,
@@ -17,6 +20,7 @@ from contract import (
     padding_mask,
 )
 from small import gradients
+from torch.autograd.gradcheck import GradcheckError
 
 import attention_zoo
 
@@ -40,6 +44,21 @@ def test_gradients_are_finite_and_reach_what_the_output_depends_on(name, causal,
         moved = [tensor.flip(-1) if i == index else tensor for i, tensor in enumerate(given)]
         assert changes(attention(*moved, mask), output) == (gradient.abs().max().item() > 1e-6)
     assert all((gradient != 0).any() for gradient in found[3:])
+
+
+@every_case
+def test_second_derivatives_are_right_or_an_error(name, causal):
+    """Never left out in silence: `torch.autograd.grad` does not run what only raises where a leaf's `grad` is set."""
+    if best_dtype(name) != torch.float64:
+        pytest.skip("finite differences need float64")
+    attention = make(name, causal=causal)
+    given = [tensor.requires_grad_() for tensor in inputs(name, 2 * BLOCK + 1, batch=1)]
+    try:
+        assert torch.autograd.gradgradcheck(lambda *x: attention(*x), given, fast_mode=True)
+    except GradcheckError:
+        raise
+    except RuntimeError as error:
+        assert re.search("no second derivatives|derivative for .* is not implemented|no autograd formula", str(error))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attention_zoo.ops.feature_product.blocks import (
     Block,
@@ -30,6 +29,7 @@ from attention_zoo.ops.feature_product.blocks import (
 )
 from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
 from attention_zoo.ops.feature_product.reference import BlockScales, LocalInputs, next_scales, scaled, visible
+from attention_zoo.ops.gradients import once_differentiable
 from attention_zoo.ops.masking import denominator, power_
 from attention_zoo.ops.operators import has_autocast
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
+from attention_zoo.ops.gradients import once_differentiable
 from attention_zoo.ops.masking import denominator, power_
 
 

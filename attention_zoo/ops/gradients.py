@@ -1,0 +1,51 @@
+"""Gradients that cannot be differentiated again, and say so."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NO_SECOND = "no second derivatives: this implementation has none; impl=reference has them where it computes the matrix"
+
+
+class _Refused(torch.autograd.Function):
+    """Copies of the first `count` tensors, which depend on all of them; differentiating these is an error."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.clone() for x in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise NotImplementedError(NO_SECOND)
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass of `torch.autograd.Function` whose results raise `NotImplementedError` if differentiated.
+
+    PyTorch's decorator of this name raises only if a leaf's `grad` is asked for: `torch.autograd.grad` with respect to
+    the inputs silently leaves the second derivatives out.
+    """
+
+    @functools.wraps(backward)
+    def once(ctx: Any, *gradients: Tensor | None) -> Any:
+        with torch.no_grad():
+            made = backward(ctx, *gradients)
+        # Compiled functions refuse second derivatives themselves.
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return made
+        sources = [x for x in (*gradients, *ctx.saved_tensors) if isinstance(x, Tensor) and x.requires_grad]
+        places = [i for i, x in enumerate(made) if isinstance(x, Tensor)]
+        marked = _Refused.apply(len(places), *(made[i] for i in places), *sources)
+        by_place = dict(zip(places, marked, strict=True))
+        return tuple(by_place.get(i) for i in range(len(made)))
+
+    return once
