@@ -11,6 +11,7 @@ from bench.common.errors import ConfigError, bounded
 from bench.execution.precheck import check_cells
 from bench.execution.sweep import Sweep, attempts_of, pending, to_make
 from bench.plan.cell import Cell
+from bench.records import own
 from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.summary import Results
 
@@ -35,6 +36,7 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError
     cells, _ = pending(store, sweep, attempts_of(store, sweep))
     try:
         cells = check_cells(cells, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
+        own.check(store.root, own.RESULTS, "results_dir")
     except ConfigError as error:
         refused = error
     todo = [cell for cell in cells if not cell.unsupported]

@@ -84,6 +84,12 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     assert "about 7 s, longer than its timeout of 5 s" in short and "longer" not in published
 
 
+def test_a_dry_run_refuses_the_folder_that_the_sweep_would_refuse(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    said, refused = dry_run(planned(f"results_dir={tmp_path / 'file'}", "seq_len=32"), NOWHERE)
+    assert "to measure" in said and str(refused).startswith(f"results_dir={str(tmp_path / 'file')!r}: is no folder")
+
+
 def test_a_dry_run_says_what_is_drawn_once_before_the_first_step(tmp_path):
     given = [
         "bench=train",
