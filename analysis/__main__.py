@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         plan = plans.load(options.results, options.sweep) if options.sweep else None
         frame = load(options.results, None if plan is None else {cell.cell_id for cell in plan.cells})
         with page(options.width, options.captions == "picture", options.names):
-            return int(options.run(_chosen(frame, options), options))
+            return int(options.run(frame, options))
     except (ConfigError, MissingRecords, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -64,9 +64,11 @@ def _parser() -> Parser:
     parser.set_defaults(mechanisms=None, names="code", width=None, captions="picture")
     commands = parser.add_subparsers(required=True, metavar="answer|figures|tables|table|list")
 
-    def writing(kind: str, words: str, entries: Iterable[str], suffixes: Iterable[str], default: Iterable[str]) -> Any:
+    def writing(
+        kind: str, words: str, entries: Iterable[str], suffixes: Iterable[str], default: Iterable[str], also: str = ""
+    ) -> Any:
         command = commands.add_parser(kind, parents=[shared], help=f"write every {words}")
-        named = "only these, in this order: labels or variants; * is anything"
+        named = f"only these{also}, in this order: labels or variants; * is anything"
         command.add_argument("--mechanisms", nargs="+", metavar="NAME", help=named)
         command.add_argument("--names", choices=("code", "papers"), default="code", help="what mechanisms are called")
         command.add_argument("--out", type=named_path, metavar="DIR", help=f"default: RESULTS/{kind}")
@@ -75,7 +77,8 @@ def _parser() -> Parser:
         command.add_argument("--formats", type=_some_of([*suffixes]), default=default, metavar="FORMATS", help=some)
         return command
 
-    figures = writing("figures", "figure", FIGURES, files.FORMATS, files.DEFAULT)
+    trained = " (of trained models also softmax and the controls)"
+    figures = writing("figures", "figure", FIGURES, files.FORMATS, files.DEFAULT, trained)
     widths = f"of the column in a paper: {', '.join(WIDTHS)}, or inches"
     figures.add_argument("--width", type=_inches, metavar="WIDTH", help=widths)
     figures.add_argument("--captions", choices=("picture", "txt"), default="picture", help="in it, or beside it")
@@ -130,20 +133,24 @@ def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
                 print(f"{part}: higher than a page; choose by --mechanisms or --sweep")
         return [path for part, one in drawn.items() for path in files.save(one, out, part, options.formats)]
 
-    return _write(frame, options, "figures", PAGES, save)
+    return _write(_chosen(frame, options), options, "figures", PAGES, save)
 
 
 def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     def save(table: pd.DataFrame, out: Path, name: str) -> list[Path]:
-        """Save a table with its rows in the order of --mechanisms and with names in the style of --names."""
+        """Save a table with the rows of --mechanisms, in this order, and with names in the style of --names."""
         if "attention" in table and options.mechanisms:
             places = table["attention"].map(lambda label: position(label, options.mechanisms))
-            table = table.loc[places.sort_values(kind="stable").index]
+            table = table.loc[places[places < len(options.mechanisms)].sort_values(kind="stable").index]
+            if table.empty:
+                raise MissingRecords(f"has no row of --mechanisms {' '.join(options.mechanisms)}")
         if "attention" in table:
             table = table.assign(attention=table["attention"].map(shown))
         readable = partial(people.readable, says=explanation(name))
         return formats.write(table, out, name, options.formats, readable)
 
+    _chosen(frame, options)  # a name that matches nothing is refused
+    # Baselines, verdicts and corrections are those of all that was measured.
     return _write(frame, options, "tables", TABLES, save)
 
 

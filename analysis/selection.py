@@ -43,7 +43,8 @@ def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """The rows of the named mechanisms; figures show them in this order.
 
     A name is a label, or the part of a label before the first blank (the variant); `*` matches anything. The exact
-    softmaxes of bench=compare stay as baselines of the speeds, but are not drawn.
+    softmaxes of bench=compare stay as baselines of the speeds, but are not drawn. Those of bench=train and the controls
+    stay and are drawn: without them no figure could say whether the task tells anything.
 
     Raises:
         MissingRecords: a name matches no mechanism of the frame.
@@ -54,7 +55,9 @@ def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
             known = ", ".join(sorted({label.partition(" ")[0] for label in places}))
             raise MissingRecords(f"mechanisms={name}: has no records; there are {known}")
     place = frame["attention"].map(places)
-    base = (frame["bench"] == "compare") & (frame["metric"] == "latency") & exact_softmax(frame)
+    exact = exact_softmax(frame)
+    base = (frame["bench"] == "compare") & (frame["metric"] == "latency") & exact
+    base |= (frame["bench"] == "train") & (exact | controls(frame))
     return frame.assign(place=place)[(place < len(names)) | base]
 
 
