@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.paired import BETTER, FEWEST_SEEDS, LEVEL, UNDECIDED, Array, Difference, difference, verdict, verdicts
+from analysis.paired import (
+    BETTER,
+    FEWEST_SEEDS,
+    LEVEL,
+    UNDECIDED,
+    WORSE,
+    Array,
+    Difference,
+    difference,
+    verdict,
+    verdicts,
+)
 from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
 
@@ -176,9 +187,9 @@ def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism against the best negative control, softmax and no attention: differences of test losses, verdicts.
 
     Below 0 nats the mechanism is better; 95 % intervals are over seeds and `units`, groups of test examples. `p (Holm)`
-    is corrected over the comparisons of a task and length. If the task is not diagnostic, nothing is ranked. `seeds
-    needed` settle an undecided comparison with a chance of 80 %, if the estimates are right; `hours needed` is the time
-    to train both; empty if more seeds alone would not settle it.
+    is corrected over the comparisons of a task and length, each counted once. If the task is not diagnostic, nothing is
+    ranked. `seeds needed` settle an undecided comparison with a chance of 80 %, if the estimates are right; `hours
+    needed` is the time to train both; empty if more seeds alone would not settle it.
     """
     data, _ = trained_cells(frame)
     table = pd.DataFrame([row for key, rows in panels(data) for row in comparisons(rows, key)])
@@ -194,10 +205,10 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]
     """The rows of `control_comparisons` for one task and length (`key`)."""
     found, by_series = diagnose(rows), losses(rows)
     anchors = [name for name in (found.negative, found.positive) if name]
-    pairs = [(name, anchor) for anchor in anchors for name in by_series if name != anchor]
     if NO_ATTENTION in by_series and NO_ATTENTION not in anchors:
-        # The anchors are compared with it above.
-        pairs += [(name, NO_ATTENTION) for name in by_series if name not in (*anchors, NO_ATTENTION)]
+        anchors.append(NO_ATTENTION)
+    # Two anchors are compared once.
+    pairs = [(name, anchor) for i, anchor in enumerate(anchors) for name in by_series if name not in anchors[: i + 1]]
     both = {pair: compared(*(by_series[name] for name in pair)) for pair in pairs}
     known = {pair: one for pair, one in both.items() if one is not None}
     cells = rows.drop_duplicates("cell_id")
@@ -224,4 +235,16 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]
                 "disturbed": disturbance(cells[cells["series"].isin([name, anchor])]),
             }
         )
-    return table
+    return [*table, *(_other_way_round(row) for row in table if row["attention"] in anchors)]
+
+
+def _other_way_round(row: dict[str, Any]) -> dict[str, Any]:
+    """The same comparison, read from its second mechanism."""
+    return row | {
+        "attention": row["against"],
+        "against": row["attention"],
+        "difference (nats)": -row["difference (nats)"],
+        "low": -row["high"],
+        "high": -row["low"],
+        "verdict": {BETTER: WORSE, WORSE: BETTER}.get(row["verdict"], row["verdict"]),
+    }

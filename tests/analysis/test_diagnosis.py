@@ -1,8 +1,10 @@
 """What is said of a task by its controls, on simulated runs."""
 
 import dataclasses
+import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic_quality import LOSSES, runs
 from synthetic_records import under
@@ -90,14 +92,32 @@ def test_the_table_ranks_where_the_task_is_diagnostic_only():
     assert table.loc[("polysketch_random_r32", "local"), "verdict"] == "as good as"
     assert table.loc[("performer", "local"), "difference (nats)"] == pytest.approx(-0.05, abs=0.01)
     assert table.loc[("performer", "identity"), "difference (nats)"] == pytest.approx(-0.45, abs=0.01)
-    assert ("softmax", "identity") not in table.index and ("identity", "softmax") in table.index, "one comparison, once"
     assert set(control_comparisons(tidy(runs(LOSSES | {"local": 1.8})))["verdict"]) == {BLIND}
 
 
+def once(table):
+    """Without the rows that say a comparison of two controls, or of softmax and one, the other way round."""
+    return table[~pd.Series(map(frozenset, zip(table["attention"], table["against"], strict=True))).duplicated()]
+
+
+def test_controls_and_softmax_are_rows_of_each_others_columns():
+    table = control_comparisons(tidy(runs())).set_index(["attention", "against"])
+    opposite = {"better": "worse", "worse": "better"}
+    for one in itertools.permutations(("softmax", "local", "identity"), 2):
+        row, other = table.loc[one], table.loc[one[::-1]]
+        assert row["difference (nats)"] == -other["difference (nats)"]
+        assert (row["low"], row["high"]) == (-other["high"], -other["low"]) and row["p (Holm)"] == other["p (Holm)"]
+        assert row["verdict"] == opposite[other["verdict"]] and (row["difference (nats)"] < 0) == (
+            row["verdict"] == "better"
+        )
+    assert len(table) == len(once(table.reset_index())) + 3
+
+
 def test_verdicts_are_corrected_for_all_comparisons_of_a_task_and_length():
+    """Each counts once, in however many rows it stands."""
     records = runs(LOSSES | {"performer": 1.965}, noise=0.03)
     data, _ = trained_cells(tidy(records))
-    by_series, table = losses(data), control_comparisons(tidy(records))
+    by_series, table = losses(data), once(control_comparisons(tidy(records)))
     found = [compared(by_series[row["attention"]], by_series[row["against"]]) for row in table.to_dict("records")]
     ps, words = zip(*verdicts(found), strict=True)
     assert table["p (Holm)"].tolist() == pytest.approx(ps) == corrected([one.p for one in found])
@@ -106,7 +126,7 @@ def test_verdicts_are_corrected_for_all_comparisons_of_a_task_and_length():
 
 def test_what_is_undecided_says_how_many_seeds_would_decide():
     records = runs(LOSSES | {"performer": 1.97}, noise=0.03)
-    table = control_comparisons(tidy(records)).set_index(["attention", "against"])
+    table = once(control_comparisons(tidy(records))).set_index(["attention", "against"])
     row = table.loc[("performer", "local")]
     assert row["verdict"] == "undecided" and row["seeds needed"] > 5
     data, _ = trained_cells(tidy(records))

@@ -137,13 +137,37 @@ def quality(frame: pd.DataFrame) -> str:
     # The shortest context, at which most mechanisms were trained.
     key = min(verdicts, key=lambda task_and_n: task_and_n[1])
     by_token, tokens = _by_token(found[key])
-    steps = lengths(frame, data)
-    steps = steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
+    all_steps = lengths(frame, data)
+    said += [
+        sentence
+        for other, one in verdicts.items()
+        if other != key and (sentence := _longer(found[other], one, other, _at(all_steps, other)))
+    ]
+    steps = _at(all_steps, key)
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
     more = "\n".join([tokens, timed, earned, *_arena(data), _foretold(frame), TASKS_SAID])
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), more, _tasks(data)])
+
+
+def _at(steps: pd.DataFrame, key: tuple[str, int]) -> pd.DataFrame:
+    return steps[(steps["kind"] == key[0]) & (steps["n"] == key[1])].set_index("series")
+
+
+def _longer(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int], steps: pd.DataFrame) -> str:
+    """What mechanisms learned at a length that has no table of its own, and how fast their steps are there."""
+    differences = {(one["attention"], one["against"]): difference(one) for one in comparisons(rows, key)}
+    each = []
+    for name in sorted(set(rows.loc[~controls(rows) & ~exact_softmax(rows), "series"])):
+        own = [
+            f"minus `{anchor}` {differences[name, anchor]}"
+            for anchor in (found.positive, NO_ATTENTION)
+            if (name, anchor) in differences
+        ]
+        own += [f"step {speed}" for speed in steps.loc[steps.index == name].apply(_speed, axis=1) if speed]
+        each.append(f"`{name}`: {'; '.join(own)}")
+    return f"- Other mechanisms at n = {key[1]:,}. {'. '.join(each)}." if each else ""
 
 
 def _others(rows: pd.DataFrame) -> str:
