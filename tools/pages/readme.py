@@ -138,11 +138,8 @@ def quality(frame: pd.DataFrame) -> str:
     key = min(verdicts, key=lambda task_and_n: task_and_n[1])
     by_token, tokens = _by_token(found[key])
     all_steps = lengths(frame, data)
-    said += [
-        sentence
-        for other, one in verdicts.items()
-        if other != key and (sentence := _longer(found[other], one, other, _at(all_steps, other)))
-    ]
+    for i, (other, one) in enumerate(verdicts.items()):
+        said[i] += _longer(found[other], one, other, _at(all_steps, other)) if other != key else ""
     steps = _at(all_steps, key)
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
@@ -167,7 +164,7 @@ def _longer(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int], steps: p
         ]
         own += [f"step {speed}" for speed in steps.loc[steps.index == name].apply(_speed, axis=1) if speed]
         each.append(f"`{name}`: {'; '.join(own)}")
-    return f"- Other mechanisms at n = {key[1]:,}. {'. '.join(each)}." if each else ""
+    return f" Other mechanisms there: {'. '.join(each)}." if each else ""
 
 
 def _others(rows: pd.DataFrame) -> str:
