@@ -64,10 +64,9 @@ def _parser() -> Parser:
     parser.set_defaults(mechanisms=None, names="code", width=None, captions="picture")
     commands = parser.add_subparsers(required=True, metavar="answer|figures|tables|table|list")
 
-    def writing(
-        kind: str, words: str, entries: Iterable[str], suffixes: Iterable[str], default: Iterable[str], also: str = ""
-    ) -> Any:
+    def writing(kind: str, words: str, entries: Iterable[str], suffixes: Iterable[str], default: Iterable[str]) -> Any:
         command = commands.add_parser(kind, parents=[shared], help=f"write every {words}")
+        also = " (of trained models also softmax and the controls)" if kind == "figures" else ""
         named = f"only these{also}, in this order: labels or variants; * is anything"
         command.add_argument("--mechanisms", nargs="+", metavar="NAME", help=named)
         command.add_argument("--names", choices=("code", "papers"), default="code", help="what mechanisms are called")
@@ -77,8 +76,7 @@ def _parser() -> Parser:
         command.add_argument("--formats", type=_some_of([*suffixes]), default=default, metavar="FORMATS", help=some)
         return command
 
-    trained = " (of trained models also softmax and the controls)"
-    figures = writing("figures", "figure", FIGURES, files.FORMATS, files.DEFAULT, trained)
+    figures = writing("figures", "figure", FIGURES, files.FORMATS, files.DEFAULT)
     widths = f"of the column in a paper: {', '.join(WIDTHS)}, or inches"
     figures.add_argument("--width", type=_inches, metavar="WIDTH", help=widths)
     figures.add_argument("--captions", choices=("picture", "txt"), default="picture", help="in it, or beside it")

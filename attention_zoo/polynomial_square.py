@@ -39,7 +39,7 @@ class PolynomialSquare(NormedDotProducts):
             section 5.2; if trained, initial values U(-50, 50) from the seed (section 5.3).
         trainable: learn the coefficients, one polynomial for all heads.
         qk_layernorm: one affine LayerNorm over head_dim, shared by queries, keys and heads.
-        scale: c, the thesis' 1 / beta; not of `bias`.
+        scale: c, the factor of `<q, k> + alpha`.
         alpha: added to `<q, k>`.
         bias: added to the sum of a row.
         dropout: probability of dropping a weight in training mode; the reference does it.

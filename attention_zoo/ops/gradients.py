@@ -28,6 +28,16 @@ class _Refused(torch.autograd.Function):
         raise NotImplementedError(NO_SECOND)
 
 
+class _ReadOnce:
+    """The context of a backward pass, with saved tensors that are unpacked: a checkpoint allows that once."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx, self.saved_tensors = ctx, ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward pass of `torch.autograd.Function` whose results raise `NotImplementedError` if differentiated.
 
@@ -37,12 +47,14 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def once(ctx: Any, *gradients: Tensor | None) -> Any:
-        with torch.no_grad():
-            made = backward(ctx, *gradients)
         # Compiled functions refuse second derivatives themselves.
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        is_final = not torch.is_grad_enabled() or torch.compiler.is_compiling()
+        context = ctx if is_final else _ReadOnce(ctx)
+        with torch.no_grad():
+            made = backward(context, *gradients)
+        if is_final:
             return made
-        sources = [x for x in (*gradients, *ctx.saved_tensors) if isinstance(x, Tensor) and x.requires_grad]
+        sources = [x for x in (*gradients, *context.saved_tensors) if isinstance(x, Tensor) and x.requires_grad]
         places = [i for i, x in enumerate(made) if isinstance(x, Tensor)]
         marked = _Refused.apply(len(places), *(made[i] for i in places), *sources)
         by_place = dict(zip(places, marked, strict=True))

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bench.common.errors import bounded, one_line, say
 from bench.records.disk import decompress, files, lock, read_file, unfinished, write_atomically
@@ -195,7 +195,7 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
         digest = fields.pop("samples_sha256", None)
         # People read a child's output in an editor: it is not shortened.
         printed = {key: fields.pop(key) for key in ("stderr_tail",) if key in fields}
-        record = Record.from_fields({**_checked(fields), **printed})
+        record = Record.from_fields({**_printable(fields), **printed})
         if name != record.file_name:
             raise RecordError(f"a record that belongs into {record.file_name}")
         if digest is None:
@@ -206,7 +206,7 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
             raise RecordError(f"its samples: {error}") from None
         if hashlib.sha256(samples).hexdigest() != digest:
             raise RecordError("its samples are not those that it was written with")
-        long = _checked(_from_json(samples))
+        long = _printable(_from_json(samples))
         summary = _joined(record.summary, _again(long.pop(_SUMMARY, {}), dict(_lists(long))))
         return dataclasses.replace(record, measurements=_joined(record.measurements, long), summary=summary)
     except RecursionError:
@@ -291,7 +291,7 @@ def _written(start: str, node: Any, margin: str) -> str:
 
 def _from_json(data: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(data.decode(), parse_constant=_refuse)
+        fields = json.loads(data.decode(), parse_constant=_finite, parse_float=_finite)
     except ValueError as error:
         raise RecordError(f"not strict JSON: {bounded(str(error))}") from None
     if not isinstance(fields, dict):
@@ -299,21 +299,20 @@ def _from_json(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
+def _finite(text: str) -> float:
+    number = float(text)
+    if not abs(number) <= LARGEST_NUMBER:
+        raise ValueError(f"{text} is not JSON" if text[-1].isalpha() else f"{text} is too large a number")
+    return number
 
 
-def _checked(node: Any) -> Any:
-    """The same value with its texts shortened and printable; raises RecordError if a number is too large."""
+def _printable(node: Any) -> Any:
+    """The same value with its texts shortened and printable."""
     if isinstance(node, str):
         return bounded(node)
     if isinstance(node, list):
-        # Samples have very many numbers: they are checked together.
-        if not {*map(type, node)} <= {float, int}:
-            return [_checked(entry) for entry in node]
-        _checked(max(map(abs, node), default=0.0))
+        # Samples have very many numbers.
+        return [entry if type(entry) in (float, int) else _printable(entry) for entry in node]
     if isinstance(node, dict):
-        return {bounded(key): _checked(value) for key, value in node.items()}
-    if isinstance(node, float) and not abs(node) <= LARGEST_NUMBER:
-        raise RecordError(f"not strict JSON: {node} is too large a number")
+        return {bounded(key): _printable(value) for key, value in node.items()}
     return node

@@ -21,6 +21,7 @@ from contract import (
 )
 from small import gradients
 from torch.autograd.gradcheck import GradcheckError
+from torch.utils.checkpoint import checkpoint
 
 import attention_zoo
 
@@ -59,6 +60,17 @@ def test_second_derivatives_are_right_or_an_error(name, causal):
         raise
     except RuntimeError as error:
         assert re.search("no second derivatives|derivative for .* is not implemented|no autograd formula", str(error))
+
+
+@every_case
+def test_gradients_of_a_checkpoint_may_be_asked_for_as_if_for_second_ones(name, causal):
+    """A checkpoint unpacks what is saved once; `create_graph=True` does not change the first derivatives."""
+    attention, given = make(name, causal=causal), [tensor.requires_grad_() for tensor in inputs(name)]
+    found = [
+        torch.autograd.grad(checkpoint(attention, *given, use_reentrant=False).sum(), given[2], create_graph=create)[0]
+        for create in (False, True)
+    ]
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What README says of the records, of planted ones."""
 
 import csv
+import re
 
 import pandas as pd
 import pytest
@@ -39,6 +40,17 @@ def test_a_lead_that_grows_with_the_context_is_found_unless_a_length_is_not_diag
     else:
         assert said.startswith(f" The lead {words} from n = 64 to 128: ")
         assert float(said.split(": ")[1].split(" nats")[0]) == pytest.approx(longer - 1.9, abs=0.02)
+
+
+def test_a_longer_context_names_each_mechanism_with_its_differences_and_nobody_else():
+    data, _ = trained_cells(tidy(runs({"softmax": 1.9, "identity": 2.4, "local": 2.3, "performer": 2.5})))
+    ((key, rows),) = panels(data)
+    said = readme._longer(rows, diagnose(rows), key, pd.DataFrame({"speed": []}))
+    assert re.fullmatch(
+        r" Other mechanisms there: `performer`: minus `softmax` \+0\.(60|59)\d \(.*\), worse; "
+        r"minus `identity` \+0\.(10|09)\d \(.*\), worse\.",
+        said,
+    )
 
 
 @pytest.mark.parametrize(("n", "verdict"), [("512", UNDECIDED), ("1024", WORSE)])
