@@ -124,7 +124,12 @@ class Attention(ImplementationChoice):
         self._check_decodes()
         # A tensor's device may differ from the name given: `cuda` becomes `cuda:0`.
         placed = torch.empty(0, device=device, dtype=dtype)
-        return self._new_state(check_int("batch_size", batch_size), placed.device, dtype)
+        return self._begin(check_int("batch_size", batch_size), placed.device, dtype)
+
+    def _begin(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> State:
+        state = self._new_state(batch_size, device, dtype)
+        state.made_by = self.info.name, self.seed
+        return state
 
     def prefill(
         self,
@@ -144,7 +149,8 @@ class Attention(ImplementationChoice):
             state: of the tokens before, if any. It is updated in place and returned; the output then has no gradient.
 
         Raises:
-            ValueError: shapes, dtypes or devices do not fit each other or the state, or the sequence is too long.
+            ValueError: shapes, dtypes or devices do not fit each other or the state, the sequence is too long, or the
+                state is of another mechanism or seed.
             UnsupportedError: as `init_state`.
         """
         self._check_decodes()
@@ -155,7 +161,7 @@ class Attention(ImplementationChoice):
                 return self._continue(state, query, key, value, key_padding_mask), state
         out = self(query, key, value, key_padding_mask)
         with torch.inference_mode(False), torch.no_grad():
-            state = self._new_state(len(key), key.device, key.dtype)
+            state = self._begin(len(key), key.device, key.dtype)
             self._append(state, key, value, key_padding_mask)
         return out, state
 
@@ -170,7 +176,8 @@ class Attention(ImplementationChoice):
             key_padding_mask: bool `(batch, 1)`, True where the token is padding, whose output means nothing.
 
         Raises:
-            ValueError: the token or the state has another shape, dtype or device, or the sequence is full.
+            ValueError: the token or the state has another shape, dtype or device, the state is of another mechanism or
+                seed, or the sequence is full.
             UnsupportedError: as `init_state`.
         """
         self._check_step(query, key, value, state)
@@ -387,7 +394,7 @@ class Attention(ImplementationChoice):
         self._check_decodes()
         self._check_length(state.length + 1)
         tensors = ((x.shape, x.dtype, x.device) for x in (query, key, value))
-        step = *tensors, state.batch_size, state.dtype, state.device
+        step = *tensors, state.batch_size, state.dtype, state.device, state.made_by, self.seed
         if step != self._checked_step:  # a step is short, so tokens of one kind are checked only once
             self._check_inputs(query, key, value, None)
             shape = tuple(query.shape)
@@ -405,3 +412,5 @@ class Attention(ImplementationChoice):
         require("query.shape", shape, shape[0] == batch_size, f"of the state's batch size {batch_size}")
         require("query.dtype", query.dtype, query.dtype == state.dtype, f"the state's {state.dtype}")
         require("query.device", query.device, query.device == state.device, f"the state's {state.device}")
+        own = self.info.name, self.seed
+        require("state.made_by", state.made_by, state.made_by == own, f"this instance's mechanism and seed, {own}")

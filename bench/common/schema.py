@@ -60,7 +60,7 @@ def documented(docstring: str) -> dict[str, str]:
     section = re.search(r"^Args:\n((?: .*\n?|\n)*)", docstring, re.MULTILINE)
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
     return {
-        name: re.split(r"(?<=\w\w[.)])\s", " ".join(text.split()).replace("None", "null"))[0].rstrip(".")
+        name: re.split(r"(?<=[\w)][\w)]\.)\s", " ".join(text.split()).replace("None", "null"))[0].rstrip(".")
         for name, text in entries
     }
 

@@ -354,6 +354,21 @@ def test_dropout_in_training_mode_is_refused(name):
     assert_equal(decode(attention, inputs, fresh(attention)), attention(*inputs))
 
 
+def test_a_state_of_another_mechanism_or_seed_is_refused():
+    begun, token = make("performer", {}), tokens(1)
+    state = fresh(begun)
+    for other in (make("linear", {}), make("performer", {}, seed=1)):
+        with pytest.raises(ValueError, match=r"^state\.made_by=\('performer', 0\): must be this instance's"):
+            other.step(*token, state)
+    begun.step(*token, state)
+    begun.resample(1)
+    for call in (lambda: begun.step(*token, state), lambda: begun.prefill(*token, state=state)):
+        with pytest.raises(ValueError, match=r"^state\.made_by="):
+            call()
+    assert state.length == 1
+    begun.step(*token, fresh(begun))
+
+
 @pytest.mark.parametrize("name, given", [v for v in STATES if v.id in ("softmax", "local-b4")])
 @pytest.mark.parametrize("stepped_before", [False, True])
 @pytest.mark.parametrize("length", [1, 4], ids=["step", "prefill"])

@@ -18,8 +18,11 @@ ROWS = 128
 class State:
     """What decoding remembers of a batch of sequences; methods update it in place, `copy.deepcopy` forks it.
 
-    `length` counts the tokens so far, padding included; `dtype` is the dtype of the tokens.
+    `length` counts the tokens so far, padding included; `dtype` is the dtype of the tokens; `made_by` is the mechanism
+    and the seed of the instance that began it.
     """
+
+    made_by: tuple[str, int] | None = None
 
     def __init__(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> None:
         self.batch_size, self.device, self.dtype = batch_size, device, dtype

@@ -52,10 +52,13 @@ def test_the_first_sentence_of_an_argument_is_its_meaning():
         degree: p, a power of two. Degree 2
             needs none.
         scale: factor; None is
-            1/sqrt(head_dim)
+            1/sqrt(head_dim) for softmax
+        sliding: tokens before it (e.g. keys) and
+            after it (both). It is slow.
 
     Raises:
         ValueError: degree: is odd.
     """
+    sliding = "tokens before it (e.g. keys) and after it (both)"
     found = schema.documented("\n".join(line.removeprefix("    ") for line in docstring.splitlines()))
-    assert found == {"degree": "p, a power of two", "scale": "factor; null is 1/sqrt(head_dim)"}
+    assert found == {"degree": "p, a power of two", "scale": "factor; null is 1/sqrt(head_dim) for softmax", "sliding": sliding}
