@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise ConfigError(
                 f"--results={str(options.results)!r}: is no folder; must be a results folder, such as runs"
             )
-        plan = plans.load(options.results, options.sweep) if options.sweep else None
+        plan = plans.find(options.results, options.sweep) if options.sweep else None
         frame = load(options.results, None if plan is None else {cell.cell_id for cell in plan.cells})
         with page(options.width, options.captions == "picture", options.names):
             return int(options.run(frame, options))
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> Parser:
     shared = Parser(add_help=False)
     shared.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
-    shared.add_argument("--sweep", metavar="ID", help="only what this sweep asked for")
+    shared.add_argument("--sweep", metavar="ID", help="only what this sweep asked for: its id, or how that begins")
     parser = Parser(prog="python -m analysis", description="Records to figures and tables.")
     parser.set_defaults(mechanisms=None, names="code", width=None, captions="picture")
     commands = parser.add_subparsers(required=True, metavar="answer|figures|tables|table|list")

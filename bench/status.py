@@ -123,17 +123,6 @@ def report(state: State) -> str:
     return "\n".join(bounded(line, 1000) for line in lines)
 
 
-def find(results_dir: Path, wanted: str) -> SavedPlan:
-    """The plan of the sweep whose id begins with `wanted` (empty: the newest); raises `ConfigError` if not unique."""
-    found = [sweep_id for sweep_id in plans.saved(results_dir) if sweep_id.startswith(wanted)]
-    if not found:
-        which = f"{wanted}: the id of no sweep" if wanted else "no sweep"
-        raise ConfigError(f"{which} in {results_dir / plans.FOLDER}; --results=DIR says where sweeps write")
-    if wanted and len(found) > 1:
-        raise ConfigError(f"{wanted}: several sweeps begin so: {', '.join(sorted(found)[:10])}")
-    return plans.load(results_dir, found[0])
-
-
 def watch(store: Store, plan: SavedPlan, once: bool = False) -> int:
     """Print the state until all is measured; in a log file only when it changes. Returns the exit code."""
     store.decode = functools.cache(store.decode)  # type: ignore[method-assign]  # cached, since records never change
@@ -166,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{sweep_id}  {State(store, plans.load(store.root, sweep_id)).counts()}")
             except ConfigError as error:
                 print(bounded(str(error)))
-        return FINE if options.all else watch(store, find(options.results, options.sweep), once=not options.watch)
+        return FINE if options.all else watch(store, plans.find(options.results, options.sweep), once=not options.watch)
     except (ConfigError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return REFUSED

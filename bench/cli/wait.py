@@ -30,10 +30,10 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--results", default="runs", metavar="DIR", help="its results_dir (default: %(default)s)")
     given = parser.parse_args(arguments)
     results_dir = Path(given.results)
-    plan = plans.load(results_dir, given.sweep)
+    plan = plans.find(results_dir, given.sweep)
     executor = executors.check(plan.launcher)
     if not executor.resources.name:
-        raise ConfigError(f"{given.sweep}: hydra/launcher={executor.name} has no jobs; the same command waits for it")
+        raise ConfigError(f"{plan.sweep_id}: hydra/launcher={executor.name} has no jobs; the same command waits for it")
     settings = Config({}, {}, {}, **{**plan.settings, "results_dir": given.results})
     sweep = Sweep(tuple(remote.plan_cells(plan)), settings, tuple(plan.overrides), executor)
     if remote.round_file(results_dir, sweep.sweep_id).exists():

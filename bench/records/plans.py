@@ -25,6 +25,7 @@ SWEEP = re.compile("[0-9a-f]{16}")
 # The keys that cells of the same size share, and how many levels of `Durations.expected` require it.
 SIZES = ("seq_len", "batch_size", "num_heads", "head_dim")
 OF_SIZE = 2
+SHOWN = 5  # ids in a message
 # The same, within parts of the configuration.
 OF_PARTS = (("model", "name"), ("model", "layers"), ("task", "name"), ("training", "steps"))
 
@@ -80,6 +81,19 @@ def load(results_dir: Path, sweep_id: str) -> SavedPlan:
         return SavedPlan(**{**fields, "cells": [SavedCell(**cell) for cell in fields["cells"]]})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def find(results_dir: Path, wanted: str) -> SavedPlan:
+    """The plan of the only sweep whose id begins with `wanted` (empty: the newest); else raises `ConfigError`."""
+    known = list(saved(results_dir))
+    found = [sweep_id for sweep_id in known if sweep_id.startswith(wanted)]
+    if not known:
+        raise ConfigError(f"no sweep in {results_dir / FOLDER}; --results=DIR says where sweeps write")
+    if not found or (wanted and len(found) > 1):
+        begins = "several sweeps begin so" if found else f"no sweep in {results_dir / FOLDER} begins so"
+        shown = [*(found or known)[:SHOWN], *(["..."] if len(found or known) > SHOWN else [])]
+        raise ConfigError(f"sweep={wanted!r}: {begins}; must be one of {', '.join(shown)}")
+    return load(results_dir, found[0])
 
 
 def saved(results_dir: Path) -> Iterator[str]:

@@ -6,6 +6,7 @@ import pytest
 from synthetic_records import memory
 
 from bench import status
+from bench.common.errors import ConfigError
 from bench.execution.locks import hold
 from bench.measures.progress import Progress
 from bench.records import plans
@@ -68,6 +69,19 @@ def test_what_is_not_there_is_one_line(wanted, tmp_path, capsys):
     code, told = ask(capsys, tmp_path, wanted)
     assert code == 2 and told.out == "" and told.err.startswith("error: ") and told.err.count("\n") == 1
     assert ask(capsys, tmp_path, "--all")[0] == 0
+
+
+def test_the_begin_of_an_id_names_a_sweep_if_no_other_begins_so(tmp_path):
+    with pytest.raises(ConfigError, match=r"^no sweep in .*; --results=DIR says where sweeps write$"):
+        plans.find(tmp_path, "")
+    planned(tmp_path, [None])
+    for sweep_id in ("cd" * 8, "ce" * 8):
+        plans.save(tmp_path, plans.SavedPlan(sweep_id, [], {}, {}, [], []))
+    assert plans.find(tmp_path, "cd").sweep_id == "cd" * 8
+    with pytest.raises(ConfigError, match=r"^sweep='c': several sweeps begin so; must be one of c.{15}, c.{15}$"):
+        plans.find(tmp_path, "c")
+    with pytest.raises(ConfigError, match=r"^sweep='x': no sweep in .* begins so; must be one of .*abab"):
+        plans.find(tmp_path, "x")
 
 
 def test_many_cells_cost_little(tmp_path):

@@ -61,4 +61,8 @@ def test_the_first_sentence_of_an_argument_is_its_meaning():
     """
     sliding = "tokens before it (e.g. keys) and after it (both)"
     found = schema.documented("\n".join(line.removeprefix("    ") for line in docstring.splitlines()))
-    assert found == {"degree": "p, a power of two", "scale": "factor; null is 1/sqrt(head_dim) for softmax", "sliding": sliding}
+    assert found == {
+        "degree": "p, a power of two",
+        "scale": "factor; null is 1/sqrt(head_dim) for softmax",
+        "sliding": sliding,
+    }

@@ -258,7 +258,7 @@ def test_a_cell_that_is_interrupted_without_end_is_given_up(tmp_path, monkeypatc
 
 def test_wait_says_what_became_of_a_sweep(tmp_path, capsys):
     sweep, runner = begun(tmp_path, "seed=1,2")
-    with pytest.raises(ConfigError, match="no plan in"):
+    with pytest.raises(ConfigError, match=r"^no sweep in"):
         wait.run(["fedcba9876543210", "--results", str(tmp_path)])
     runner.measure(sweep.cells[0])
     remote.round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
