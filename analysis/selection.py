@@ -25,6 +25,7 @@ CONDITIONS = (
     "torch",
 )
 """Columns that must agree between the cells of a figure or table."""
+_KIND = ["attention", "hyperparameters", "impl", "sized_by"]
 _RUN = ["bench", "inputs", "weights", "input_settings"]
 # Cells that ended before they measured may lack these.
 _KNOWN_ONCE_MEASURED = {"device_name", "cpu_model", "threads", "torch"}
@@ -78,8 +79,8 @@ def parsed(texts: Iterable[str]) -> list[dict[str, Any]]:
 def variants(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The hyperparameters of each row, without the one that sets the size d."""
     return [
-        {key: value for key, value in json.loads(text).items() if key != size}
-        for text, size in zip(frame["hyperparameters"], frame["sized_by"], strict=True)
+        {key: value for key, value in settings.items() if key != size}
+        for settings, size in zip(parsed(frame["hyperparameters"]), frame["sized_by"], strict=True)
     ]
 
 
@@ -89,17 +90,19 @@ def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
     It is the label, followed by the hyperparameters and `impl` that differ between the cells of that label. With
     `apart_from_size`, all sizes d share one name.
     """
-    hyperparameters = variants(frame) if apart_from_size else parsed(frame["hyperparameters"])
-    settings = [values | {"impl": impl} for values, impl in zip(hyperparameters, frame["impl"], strict=True)]
+    kind = frame.groupby(_KIND, dropna=False, sort=False).ngroup()  # rows are many, kinds of them are few
+    kinds = frame[~kind.duplicated()]
+    hyperparameters = variants(kinds) if apart_from_size else parsed(kinds["hyperparameters"])
+    settings = [values | {"impl": impl} for values, impl in zip(hyperparameters, kinds["impl"], strict=True)]
     by_label: dict[str, dict[str, set[str]]] = {}
-    for label, values in zip(frame["attention"], settings, strict=True):
+    for label, values in zip(kinds["attention"], settings, strict=True):
         for key, value in values.items():
             by_label.setdefault(label, {}).setdefault(key, set()).add(json.dumps(value))
     names = []
-    for label, values in zip(frame["attention"], settings, strict=True):
+    for label, values in zip(kinds["attention"], settings, strict=True):
         differing = [f"{k}={v}" for k, v in values.items() if len(by_label[label][k]) > 1]
         names.append(" ".join([label, *differing]))
-    return pd.Series(names, index=frame.index, name="series")
+    return pd.Series([names[one] for one in kind], index=frame.index, name="series")
 
 
 def exact_softmax(rows: pd.DataFrame) -> pd.Series:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.selection import newest, parsed, require_ok, series, settle
+from analysis.selection import newest, require_ok, series, settle
 
 # What identifies a trained model within a panel, apart from its learning rate and seed.
 _MODEL = ["attention", "hyperparameters", "impl", "layers"]
@@ -56,11 +56,12 @@ def _beside_attention(rows: pd.DataFrame) -> pd.DataFrame:
     own = rows["settings"].map(names) == rows["attention"]
     if not own.any() or own.all():
         return rows
-    settings = parsed(rows["settings"])
-    models = pd.Series([json.dumps(each.get("model"), sort_keys=True) for each in settings], rows.index)
+    settings = rows["settings"]
+    models = settings.map({one: json.dumps(json.loads(one).get("model"), sort_keys=True) for one in settings.unique()})
     common = json.loads(models[~own].mode()[0])
-    replaced = [each | {"model": common} if alone else each for each, alone in zip(settings, own, strict=True)]
-    return rows.assign(settings=_json(replaced), layers=rows["layers"].where(~own, rows.loc[~own, "layers"].mode()[0]))
+    replaced = {one: json.dumps(json.loads(one) | {"model": common}, sort_keys=True) for one in settings[own].unique()}
+    layers = rows["layers"].where(~own, rows.loc[~own, "layers"].mode()[0])
+    return rows.assign(settings=settings.where(~own, settings.map(replaced)), layers=layers)
 
 
 def with_layers(data: pd.DataFrame) -> pd.Series:
