@@ -126,7 +126,7 @@ class Record:
     @property
     def device_name(self) -> str | None:
         """The model of the GPU, or of the CPU with its vector instructions, where the record has them."""
-        return self.machine.get("gpu_name") if self.config.get("device") == "cuda" else self.cpu
+        return self.machine.get("gpu_name") or self.cpu
 
     @property
     def cpu(self) -> str | None:

@@ -56,6 +56,13 @@ def test_a_row_says_what_its_cell_is(rng):
     assert json.loads(row["hyperparameters"]) == {"num_features": 64}
 
 
+def test_the_device_of_a_cell_on_a_gpu_is_the_gpu(rng):
+    record = spectral("skeinformer", 1024, 64, rng, "pretrained")
+    machine = record.machine | {"gpu_name": "Synthetic GPU"}
+    on_gpu = dataclasses.replace(record, config={**record.config, "device": "cuda:1"}, machine=machine)
+    assert set(tidy([on_gpu])["device_name"]) == {"Synthetic GPU"}
+
+
 def test_each_row_of_a_comparison_has_its_own_dtype_and_implementation_and_an_older_entry_the_cells(rng):
     source = compare(("flash", "performer", "v_mean"), 2048, rng, dtype="bfloat16", impl="reference")
     source.config["bench"]["against"][0] |= {"dtype": "float32", "impl": "fused"}
