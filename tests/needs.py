@@ -51,6 +51,11 @@ def two_cores() -> bool:
     return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) >= 2
 
 
+def memory_groups() -> bool:
+    """Whether this process may limit the memory of another, by control groups of version 1."""
+    return os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK)
+
+
 def strace() -> bool:
     """Whether it may watch a process."""
     return programs("strace") and subprocess.run(["strace", "true"], capture_output=True).returncode == 0
@@ -68,6 +73,7 @@ NEEDS = {
     "chromium": Need("Chromium and playwright", lambda: chromium() and package("playwright")),
     "flash_attn": Need("flash-attn", lambda: package("flash_attn")),
     "gpu": Need("a CUDA device", cuda),
+    "memory_groups": Need("root and control groups of version 1", memory_groups),
     "pdflatex": Need("pdflatex", lambda: programs("pdflatex")),
     "postgresql": Need("PostgreSQL and psycopg2", lambda: postgresql() and package("psycopg2")),
     "retention": Need("retention", lambda: package("retention")),

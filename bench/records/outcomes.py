@@ -54,9 +54,9 @@ def classify_exit(code: int, oom_kills: int) -> tuple[str, str]:
 
 
 def count_oom_kills() -> int:
-    """The number of processes of this control group that the kernel has killed for lack of memory so far."""
+    """The number of processes of this machine that the kernel has killed for lack of memory since it started."""
     try:
-        lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
+        lines = Path("/proc/vmstat").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
     except (OSError, StopIteration, ValueError):
         return 0

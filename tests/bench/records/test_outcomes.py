@@ -1,13 +1,16 @@
 """From messages and exit codes to statuses: what allocators, kernels and crashes really say."""
 
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from attention_zoo import UnsupportedError
 from bench.common.errors import IncorrectError, NonFiniteError
-from bench.records.outcomes import classify, classify_exit
+from bench.records.outcomes import classify, classify_exit, count_oom_kills
 
 
 class OutOfResources(Exception):
@@ -68,3 +71,16 @@ def test_exits():
     assert classify_exit(-signal.SIGABRT, 1)[0] == "crash"
     assert classify_exit(3, 0)[0] == "crash" and "3" in classify_exit(3, 0)[1]
     assert classify_exit(0, 0)[0] == "crash"
+
+
+@pytest.mark.needs("memory_groups")
+def test_a_process_that_the_kernel_kills_for_lack_of_memory_is_counted_and_oom():
+    group, before = Path("/sys/fs/cgroup/memory/attention_zoo_test"), count_oom_kills()
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(2**26))
+        code = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0'); bytearray(b'x') * 2**29"
+        ended = subprocess.run([sys.executable, "-c", code])
+    finally:
+        group.rmdir()
+    assert classify_exit(ended.returncode, count_oom_kills() - before)[0] == "oom"
