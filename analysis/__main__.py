@@ -121,6 +121,8 @@ def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
 
 
 def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
+    frame = _chosen(frame, options)
+
     def save(drawn: dict[str, Picture], out: Path, name: str) -> list[Path]:
         columns = 0
         while columns < len(PARTS.get(name, ())) and not all(one.fits for one in drawn.values()):
@@ -131,7 +133,7 @@ def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
                 print(f"{part}: higher than a page; choose by --mechanisms or --sweep")
         return [path for part, one in drawn.items() for path in files.save(one, out, part, options.formats)]
 
-    return _write(_chosen(frame, options), options, "figures", PAGES, save)
+    return _write(frame, options, "figures", PAGES, save)
 
 
 def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:

@@ -62,8 +62,9 @@ def test_every_figure_fits_into_a_column_can_be_read_there_and_has_its_numbers(
 def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, monkeypatch):
     """Every point of the whole is in one of them."""
     few = ["softmax", "performer"]
-    frame = choose(frame[frame["inputs"].isin(["reversal", "induction_heads"])], few)
-    monkeypatch.setattr(cli, "load", lambda *_: frame)
+    everything = frame[frame["inputs"].isin(["reversal", "induction_heads"])]
+    monkeypatch.setattr(cli, "load", lambda *_: everything)
+    frame = choose(everything, few)
     command = ["figures", "--results", str(tmp_path), "--out", str(tmp_path / "out"), "--figure", "quality_cost"]
     command += ["--formats", "csv", "--width", "single", "--captions", "txt", "--mechanisms", *few]
     with page("single", captions=False):
