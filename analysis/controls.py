@@ -85,6 +85,12 @@ def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Arr
     return by_series
 
 
+def units_of(rows: pd.DataFrame) -> str:
+    """What the units of replication of one task are, in words."""
+    older = "groups of stretches" if (rows["inputs"] == "language_modelling").all() else "groups of examples"
+    return str(next(iter(rows["units"].dropna()), older))
+
+
 def _merged(by_stretch: Array, count: int = 4) -> Array:
     """About so many neighbouring units as one unit, without a change of the mean."""
     parts = np.array_split(by_stretch, max(1, len(by_stretch) // count))
@@ -117,7 +123,7 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
         missing = "a control (local, identity)" if negative is None else "an exact softmax"
         return Diagnosis(False, f"{missing} with losses by unit is missing", positive, negative)
     found: list[tuple[bool, float, str]] = []
-    units = next(iter(rows["units"].dropna()), "units")
+    units = units_of(rows)
     for name in negatives:
         one = compared(by_series[positive], by_series[name])
         if one is None or one.seeds < FEWEST_SEEDS:

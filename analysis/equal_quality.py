@@ -4,8 +4,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.controls import BLIND, compared, diagnose, losses
-from analysis.paired import BETTER, EQUIVALENT, UNDECIDED, verdicts
+from analysis.controls import BLIND, comparisons, diagnose, losses
+from analysis.paired import BETTER, EQUIVALENT, UNDECIDED
 from analysis.selection import MissingRecords, disturbance, exact_softmax, newest, settle, unless_quiet
 from analysis.training import panels, trained_cells, work
 from bench.records.statistics import ratio_interval
@@ -18,6 +18,7 @@ NEEDS = "needs bench=train of softmax and another mechanism with losses by unit 
 # Columns that identify a training step, apart from the machine.
 MECHANISM = ["mechanism", "hyperparameters", "impl"]
 STEP = [*MECHANISM, "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "work"]
+_DIFFERENCE = ["difference (nats)", "low", "high"]
 _SPEED = ["speed", "speed low", "speed high", "step", "timed"]
 
 
@@ -30,7 +31,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     dtype, and `step` whether that is faster; `timed` in the same rounds (bench=compare_train_step) or in cells minutes
     apart (bench=train_step; undecided unless the interval is beyond a factor of 1.5). A step that is not faster answers
     for its length without a loss. The difference is the test loss minus softmax's, paired by seed; `loss is` its
-    verdict, corrected for all comparisons of the task. Empty: not measured.
+    verdict, that of `paired` (corrected for all comparisons of a task and length). Empty: not measured.
     """
     data, _ = trained_cells(frame)
     return unless_quiet(lengths(frame, data).drop(columns=["kind", "series", "is equal"]))
@@ -43,24 +44,23 @@ def lengths(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
     found = [row for _, own in tasks for row in _of_task(dict(own), speeds)]
     if not found:
         raise MissingRecords(NEEDS)
-    columns = ["task", "n", "attention", "equal from", *_SPEED, "difference (nats)", "low", "high", "loss is"]
+    columns = ["task", "n", "attention", "equal from", *_SPEED, *_DIFFERENCE, "loss is"]
     return pd.DataFrame(found, columns=[*columns, "kind", "series", "is equal", "disturbed"])
 
 
 def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of one task: for each mechanism, all lengths."""
     found = {key: diagnose(rows) for key, rows in by_length.items()}
-    known = {key: losses(rows) for key, rows in by_length.items() if found[key].positive}
+    known = [losses(rows) for key, rows in by_length.items() if found[key].positive]
     everywhere = pd.concat(by_length.values())
     exact = set(everywhere.loc[exact_softmax(everywhere), "series"])
-    names = sorted({name for own in known.values() for name in own} - exact)
-    pairs = {
-        (key, name): one
-        for key, own in known.items()
-        for name in names
-        if name in own and (one := compared(own[name], own[str(found[key].positive)]))
+    names = sorted({name for own in known for name in own} - exact)
+    against_softmax = {
+        (key, one["attention"]): {name: one[name] for name in _DIFFERENCE} | {"loss is": one["verdict"]}
+        for key, rows in by_length.items()
+        for one in comparisons(rows, key)
+        if one["against"] == found[key].positive
     }
-    words = {pair: word for pair, (_, word) in zip(pairs, verdicts(pairs.values()), strict=True)}
     rows: list[dict[str, Any]] = []
     for name in names:
         mechanism = everywhere[everywhere["series"] == name].iloc[0][MECHANISM].to_dict()
@@ -69,10 +69,7 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
             # A step that is not faster is an answer without a loss: it has the model and task of the others.
             timed = trained if len(trained) else own.head(1).assign(**mechanism, disturbance=None)
             row = {"task": key[0], "n": key[1], "attention": name, **_speed(timed, speeds)}
-            if one := pairs.get((key, name)):
-                low, high = one.interval()
-                word = words[key, name] if found[key].is_diagnostic else BLIND
-                row |= {"difference (nats)": one.value, "low": low, "high": high, "loss is": word}
+            row |= against_softmax.get((key, name), {})
             is_equal = _is_equal(row["step"], row.get("loss is"))
             rows.append(row | {"kind": key[0], "series": name, "is equal": is_equal})
         lines = rows[-len(by_length) :]

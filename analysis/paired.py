@@ -1,6 +1,6 @@
 """Paired comparisons of trained models: differences of losses on the same data, their intervals and verdicts.
 
-Two models with the same seed read the same examples in the same order and are tested on the same units (stretches of
+Two models with the same seed read the same examples in the same order and are tested on the same units (documents of
 a text, groups of examples). A difference varies from seed to seed and from unit to unit, both at random. Its variance
 is that of a crossed design with two random effects (Searle, Casella and McCulloch 1992, Variance Components, chapter
 4), with Satterthwaite's (1946) degrees of freedom. Families of comparisons are corrected by Holm (1979).

@@ -20,7 +20,7 @@ HOWS: dict[str, dict[str, Any]] = {
     ALONE: {"color": style.PALETTE[1], "marker": "D", "markerfacecolor": style.PALETTE[1], "linestyle": "none"},
 }
 _EXPLANATION = (
-    "Test loss without a branch less that of the whole hybrid, paired by seed and stretch of the test split, with 95 % "
+    "Test loss without a branch minus that of the whole hybrid, paired by seed and unit of the test, with 95 % "
     "intervals over both: right of 0 the branch earns. Removed: from the trained model, nothing retrained, from "
     "numerator and denominator or from the sum over values only. The other trained alone: with the same norms, scale "
     "and bias; it decides where it is there. Words: verdicts corrected for the comparisons of a hybrid (Holm); grey: "
@@ -55,6 +55,6 @@ def _draw(axes: Axes, one: Attribution) -> None:
         word(axes, part.word, at)
     names = [f"{layout.shown(part.against)} alone" if part.how == ALONE else f"no {part.branch}" for part in parts]
     names_of_rows(axes, names)
-    difference_axis(axes, "loss less the hybrid's (nats)")
-    words = f"{one.kind}: {one.loss:.2f} nats, of which {one.sentence}"
+    difference_axis(axes, "loss minus the hybrid's (nats)")
+    words = f"{one.kind}: {one.loss:.2f} nats; {one.sentence}"
     layout.titles(axes, f"{layout.shown(one.hybrid)}, n = {one.n:,}", words)

@@ -18,10 +18,10 @@ NEEDS = "needs bench=train of a language model and a control with losses by kind
 WIDE = 3.0
 """Least width of a panel in inches."""
 _EXPLANATION = (
-    "Test loss of each kind of token less that of the best negative control, paired by seed: means over {} seeds, bars "
-    "95 % intervals over these (Student's t), not corrected for their number; below 0 is better. Recalled: the last of "
-    "a pair of tokens (or words of bytes) that came earlier in the context and is rare in the training text, by the "
-    "distance to its latest occurrence; other: the rest. Differences times shares sum to that of the loss."
+    "Test loss of each kind of token minus that of the best negative control, paired by seed: means over {} seeds, "
+    "bars 95 % intervals over these (Student's t), not corrected for their number; below 0 is better. Recalled: the "
+    "last of a pair of tokens (or words of bytes) that came earlier in the context and is rare in the training text, "
+    "by the distance to its latest occurrence; other: the rest. Differences times shares sum to that of the loss."
 )
 
 

@@ -21,8 +21,8 @@ LINEAR = 0.1
 FAR = 0.4
 """An axis that reaches further than this many nats is symlog."""
 _EXPLANATION = (
-    "Test loss less that of the best negative control and less softmax's, paired by seed and stretch of the test "
-    "split, with 95 % intervals over both: left is better. Words: verdicts corrected for all comparisons of a task "
+    "Test loss minus that of the best negative control and minus softmax's, paired by seed and unit of the test, "
+    "with 95 % intervals over both: left is better. Words: verdicts corrected for all comparisons of a task "
     f"and length (Holm), in brackets how many seeds would decide; grey: within {MARGIN} nats, as good as."
 )
 _SYMLOG = f" Axes that reach beyond {FAR} nats are logarithmic from {LINEAR} nats on."
@@ -65,7 +65,7 @@ def _draw(
         more = f" ({needed:.0f} seeds)" if row["verdict"] == UNDECIDED and pd.notna(needed) else ""
         word(axes, f"{row['verdict']}{more}", at)
     names_of_rows(axes, [layout.shown(name) for name in order])
-    difference_axis(axes, f"loss less that of {layout.shown(anchor)} (nats)" if anchor else "")
+    difference_axis(axes, f"loss minus that of {layout.shown(anchor)} (nats)" if anchor else "")
     if anchor in order:
         word(axes, "the control", order.index(anchor))
     elif anchor is None:

@@ -19,7 +19,7 @@ ROW = 0.34
 """Height of a mechanism's row in inches."""
 _EXPLANATION = (
     "Left: time of a whole training step of the fastest exact softmax over theirs (above 1: faster), with 95 % "
-    "intervals, in the same rounds{}. Middle: test loss minus softmax's, paired by seed and stretch of the test split, "
+    "intervals, in the same rounds{}. Middle: test loss minus softmax's, paired by seed and unit of the test, "
     "with 95 % intervals over both; grey: within {} nats, as good as. Right: filled where faster and as good or "
     "better, hollow where not, ? where that is unknown (no records, undecided, or not diagnostic); under each name, "
     "the shortest such length."

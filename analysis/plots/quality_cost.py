@@ -18,7 +18,7 @@ _TRAINED = ["trained_ms", "trained_ms_low", "trained_ms_high"]
 _EXPLANATION = (
     "Lower left is better. Loss: median over seeds, bars from the least to the greatest. Time: of bench=train_step its "
     "median{}, while training the median of all steps and seeds, with bars over seeds. Cells are minutes apart. Grey: "
-    "what nothing shown beats in both."
+    "what nothing shown beats in both, where the task is diagnostic."
 )
 
 
@@ -28,7 +28,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
     The time is that of bench=train_step if it was measured for all series of a panel (same model, task, length and
     batch), else the median over the training steps of runs on quiet cores; the label says which. The grey line is the
-    Pareto front.
+    Pareto front of a task that is diagnostic.
     """
     data, notes = trained_cells(frame)
     points = _points(frame, data)
@@ -36,13 +36,15 @@ def figure(frame: pd.DataFrame) -> Picture:
     if not groups:
         raise MissingRecords("needs bench=train_step of the models, or training on cores that nothing else used")
     data = within(data, [key for key, _ in groups])
+    is_diagnostic = {key: one.is_diagnostic for key, one in controls.diagnoses(data).items()}
     properties = style.of_series(data)
     numbers, legend = marks.numbered(properties)
     drawn, axes = layout.grid(len(groups))
     for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
         layout.title(panel, f"{kind}, n = {seq_len:,}")
         x = _TIMES[0] if rows["step_ms"].notna().all() else _TRAINED[0]
-        marks.front_line(panel, marks.front(rows, x), x)
+        if is_diagnostic[kind, seq_len]:
+            marks.front_line(panel, marks.front(rows, x), x)
         marks.points(panel, rows, x, properties, capsize=2)
         marks.value_axis(panel.xaxis, MEASURED if x == _TIMES[0] else TRAINING)
         marks.value_axis(panel.yaxis, "test loss (nats)")

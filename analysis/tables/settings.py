@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.controls import NEEDS, compared, losses
+from analysis.controls import NEEDS, compared, losses, units_of
 from analysis.paired import BETTER, EQUIVALENT, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
 
@@ -21,8 +21,9 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Softmax against the best control, in every setting in which both were trained with two or more common seeds.
 
     `setting` lists what differs from the setting with most of the most frequent values. Losses are means over seeds on
-    the test split. Below 0 nats softmax is better; `p (Holm)` is corrected over all rows. With fewer seeds than a
-    diagnosis needs (`analysis.controls`), a row only says where to look, not that a task is diagnostic.
+    the test split, and compare if they were `tested on` the same. Below 0 nats softmax is better; `p (Holm)` is
+    corrected over all rows. With fewer seeds than a diagnosis needs (`analysis.controls`), a row only says where to
+    look, not that a task is diagnostic.
     """
     rows = frame[frame["bench"] == "train"]
     require_ok(rows, "bench=train")
@@ -32,7 +33,14 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     made = []
     for (said, one), (p, word) in zip(found, verdicts(one for _, one in found), strict=True):
         low, high = one.interval()
-        numbers = {"difference (nats)": one.value, "low": low, "high": high, "p (Holm)": p, "seeds": one.seeds}
+        numbers = {
+            "difference (nats)": one.value,
+            "low": low,
+            "high": high,
+            "p (Holm)": p,
+            "seeds": one.seeds,
+            "units": one.units,
+        }
         made.append(said | numbers | {"better": AHEAD.get(word, word)})
     table = pd.DataFrame(made).sort_values(["task", "difference (nats)"], kind="stable", ignore_index=True)
     return unless_quiet(table)
@@ -61,6 +69,7 @@ def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
         if one is not None:
             said = {"task": own["inputs"].iloc[0].replace("_", " "), "setting": name or USUAL}
             said |= {"softmax": means[first], "best control": second, "its loss": means[second]}
+            said["tested on"] = units_of(own)
             said["disturbed"] = disturbance(own[own["series"].isin([first, second])])
             found.append((said, one))
     return found if len(found) > 1 else []

@@ -69,7 +69,7 @@ def test_differences_to_the_controls_have_their_intervals_and_verdicts():
     left, right = figure.axes
     assert (left.get_title(), right.get_title()) == ("language modelling, kjv, n = 64", "diagnostic")
     assert [axes.get_xlabel() for axes in (left, right)] == [
-        f"loss less that of {n} (nats)" for n in ("local", "softmax")
+        f"loss minus that of {n} (nats)" for n in ("local", "softmax")
     ]
     table = TABLES["paired"](frame)
     for panel, anchor in ((left, "local"), (right, "softmax")):

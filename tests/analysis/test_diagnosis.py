@@ -55,7 +55,7 @@ def test_of_an_older_record_of_a_text_four_neighbouring_units_are_one():
     new, old = (losses(trained_cells(tidy(of))[0])["softmax"][0] for of in (records, older))
     assert len(new) == 32 and old == pytest.approx(new.reshape(8, 4).mean(1))
     assert "over 5 seeds and 32 documents" in only(records).sentence
-    assert "over 5 seeds and 8 units" in only(older).sentence
+    assert "over 5 seeds and 8 groups of stretches" in only(older).sentence
 
 
 def test_what_is_compared_are_the_seeds_that_both_have():

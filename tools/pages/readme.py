@@ -1,7 +1,6 @@
 """The numbers of README.md from the records in results/: `python -m tools.pages.readme` writes them between marks."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from analysis import answer, formats
-from analysis.attribution import ALONE, EARNS, REMOVED, Attribution, Worth, attributions
+from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attributions
 from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, compared, comparisons, diagnose, error_rates, losses
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
-from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict, verdicts
+from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
 from analysis.plots import captions
 from analysis.plots.by_distance import by_kind
 from analysis.selection import controls, exact_softmax, unless_quiet
@@ -27,6 +26,7 @@ PAGE = ROOT / "README.md"
 COSTS, QUALITY = (ROOT / "results" / name for name in ("laptop", "quality"))
 TASK = "language modelling"
 RECALL = "associative recall"
+SOLVED = 0.9  # share of right answers
 MAD = ("compression", "memorisation", "noisy recall", "fuzzy recall")
 THAN = {
     BETTER: "better than",
@@ -36,10 +36,11 @@ THAN = {
     BLIND: "not ranked against",
 }
 TASKS_SAID = (
-    "- What is right, %, of [recall](results/quality/figures/recall.png) and "
-    "[MAD](results/quality/figures/recall_state.png) in miniature: median (lowest–highest seed). **Bold**: a loss "
-    "clearly smaller than the best control's (Holm, within the task). *Block*: what the hybrid's block adds to its "
-    "sketch alone, in nats, corrected over all these tasks:"
+    "- Which answers are right, %, in [recall](results/quality/figures/recall.png) and "
+    "[MAD](results/quality/figures/recall_state.png) in miniature: median (lowest–highest seed), seeds with 90 % or "
+    "more. **Bold**: a loss clearly smaller than the best control's. *Block*: what the hybrid's block ([`window` in "
+    "figures](results/quality/figures/attribution.png)) adds to its sketch alone, in nats (+: the loss without it is "
+    "larger). Both are corrected within the task (Holm):"
 )
 
 
@@ -81,13 +82,21 @@ def learned(name: str, frame: pd.DataFrame) -> str:
     where = " or ".join(sorted(set(frame.loc[frame["bench"].isin(BENCHES), "device_name"])))
     took = f" It took {timed} as many steps a second as softmax (whole steps, on {where})." if timed else ""
     return (
-        f"In a small model of {key[0]}, n = {key[1]}, `{name}` was {' and '.join(said)}.{took} "
+        f"In a small model of {key[0]}, n = {key[1]}, {_steps(rows)}, `{name}` was {' and '.join(said)}.{took} "
         f"{_as_good(table, rows, found)}; [more below](#what-do-models-learn-with-it)."
     )
 
 
+def _steps(rows: pd.DataFrame) -> str:
+    """How long the models were trained: a loss says nothing of longer training."""
+    return " or ".join(
+        f"{steps:,} steps"
+        for steps in sorted({json.loads(text)["training"]["steps"] for text in set(rows["settings"])})
+    )
+
+
 def _interval(one: dict[str, Any]) -> str:
-    return f"{one['difference (nats)']:+.2f} nats, {one['low']:+.2f} to {one['high']:+.2f}"
+    return f"{one['difference (nats)']:+.3f} nats, {one['low']:+.3f} to {one['high']:+.3f}"
 
 
 def _as_good(table: list[dict[str, Any]], rows: pd.DataFrame, found: Diagnosis) -> str:
@@ -97,7 +106,9 @@ def _as_good(table: list[dict[str, Any]], rows: pd.DataFrame, found: Diagnosis) 
     good = [f"`{one['attention']}`" for one in own if one["verdict"] in (BETTER, EQUIVALENT)]
     if good:
         return f"As good as softmax or better: {', '.join(good)}"
-    none = f"None of the {len(own)} mechanisms trained there was as good as softmax"
+    all_worse = all(one["verdict"] == WORSE for one in own)
+    none = f"{'Each' if all_worse else 'None'} of the {len(own)} mechanisms trained there was "
+    none += "worse than softmax" if all_worse else "as good as softmax"
     return f"{none}: where loss counts, take `{found.positive}`"
 
 
@@ -133,7 +144,7 @@ def quality(frame: pd.DataFrame) -> str:
         + (_by_position(places.loc[(task, n, one.positive)]) if one.is_diagnostic else " So nobody is ranked by it.")
         for (task, n), one in verdicts.items()
     ]
-    said[-1] += _growth(found, verdicts)
+    said[-1] += _growth(found, verdicts) + _trained_shorter(found, verdicts)
     # The shortest context, at which most mechanisms were trained.
     key = min(verdicts, key=lambda task_and_n: task_and_n[1])
     by_token, tokens = _by_token(found[key])
@@ -193,6 +204,34 @@ def _growth(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[tuple[str
     return f" The lead {does} {where}: {grown.value:+.3f} nats, {low:+.3f} to {high:+.3f} ({grown.seeds} seeds)."
 
 
+def _trained_shorter(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[tuple[str, int], Diagnosis]) -> str:
+    """The longest test of models that were trained on the shortest context, beside those trained on the longest."""
+    longest, shortest = (pick(verdicts, key=lambda task_and_n: task_and_n[1]) for pick in (max, min))
+    before, trained = losses(found[shortest], f"loss_at_{longest[1]}_by_unit"), losses(found[longest])
+    positive, negative = verdicts[longest].positive or "", verdicts[longest].negative or ""
+    pairs = {
+        f"models trained at n = {shortest[1]:,} have a lead of {{}}": (before, positive, before, negative),
+        f"`{positive}` trained at {longest[1]:,} one of {{}} over that `{negative}`": (
+            trained,
+            positive,
+            before,
+            negative,
+        ),
+    } | {f"`{name}` {{}}": (trained, name, before, name) for name in (positive, negative, NO_ATTENTION)}
+    said = []
+    for words, (first, name, second, other) in pairs.items():
+        one = compared(first.get(name, {}), second.get(other, {}))
+        if one is None:
+            return ""
+        low, high = one.interval(LEVEL)
+        said.append(words.format(f"{one.value:+.3f} ({low:+.3f} to {high:+.3f})"))
+    lead, over_better, *gains = said
+    return (
+        f" On the same text {lead}, {over_better}. Trained at n = {longest[1]:,} (fewer sequences a step) minus "
+        f"trained at {shortest[1]:,}: {', '.join(gains)}."
+    )
+
+
 def _by_position(places: pd.DataFrame) -> str:
     """At which positions softmax is ahead of the best control; `places` are its rows of `paired_by_position`."""
     low, high = places["low"], places["high"]
@@ -248,8 +287,7 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str
 def _tasks(data: pd.DataFrame) -> str:
     """A table of recall and MAD: for each task what each mechanism gets right, and what a hybrid's block adds."""
     found = {key: rows for key, rows in panels(data) if key[0].startswith((RECALL, *MAD))}
-    added = _added(found)
-    lines = [_task(key, rows) | {"block (nats)": added.get(key, "–")} for key, rows in found.items()]
+    lines = [_task(key, rows) | {"block (nats)": _added(rows)} for key, rows in found.items()]
     return formats.markdown(pd.DataFrame(lines).fillna("–")) if lines else ""
 
 
@@ -258,13 +296,21 @@ def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
     found, right = diagnose(rows), over_seeds(rows, "token_accuracy").set_index("series").sort_index()
     ahead = [one["attention"] for one in comparisons(rows, key) if _is_ahead(one, found)]
     share = (100 * right[["value", "low", "high"]]).map("{:.0f}".format)
-    said = share["value"] + " (" + share["low"] + "–" + share["high"] + ")"
+    of_seeds = rows[rows["metric"] == "token_accuracy"].groupby("series")["value"]
+    solved = of_seeds.agg(lambda each: f"{(each >= SOLVED).sum()}/{len(each)}")
+    said = share["value"] + " (" + share["low"] + "–" + share["high"] + ") " + solved
     said = said.where(~said.index.isin(ahead), "**" + said + "**")
     is_control = right["control"].astype(bool)
     best = f"`{found.negative}` {said[found.negative]}" if found.negative in said else "–"
+    alone = share["value"].get(NO_ATTENTION, "–")
     order = [name for name in (found.positive, *said.index[~is_control]) if name in said]
     names = {f"`{right.loc[name, 'attention'].partition(' ')[0]}`": said[name] for name in order}
-    return {"right (%)": f"{_short(rows, key)}: {found.word}", **names, "best control": best}
+    return {
+        "answers right (%)": f"{_short(rows, key)}: {found.word}",
+        **names,
+        "best control": best,
+        "no attention": alone,
+    }
 
 
 def _is_ahead(one: dict[str, Any], found: Diagnosis) -> bool:
@@ -277,19 +323,11 @@ def _short(rows: pd.DataFrame, key: tuple[str, int]) -> str:
     return f"{f'recall of {pairs} pairs' if key[0].startswith(RECALL) else key[0]}, n = {key[1]:,}"
 
 
-def _added(found: dict[tuple[str, int], pd.DataFrame]) -> dict[tuple[str, int], str]:
-    """What a hybrid's block adds to its sketch trained alone, corrected over all diagnostic tasks as one family."""
-    parts = [
-        (key, part)
-        for key, rows in found.items()
-        if diagnose(rows).is_diagnostic
-        for hybrid in attributions(rows)
-        for part in hybrid.parts
-        if part.how == ALONE
-    ]
-    words = verdicts(part.difference for _, part in parts)
-    worth = [(key, replace(part, word=EARNS[word])) for (key, part), (_, word) in zip(parts, words, strict=True)]
-    return {key: _nats(part) for key, part in worth if part.branch == "window"}
+def _added(rows: pd.DataFrame) -> str:
+    """What a hybrid's block adds to its sketch trained alone."""
+    parts = [part for hybrid in attributions(rows) for part in hybrid.parts if part.how == ALONE]
+    own = [_nats(part) for part in parts if part.branch == "window"]
+    return own[0] if own and diagnose(rows).is_diagnostic else "–"
 
 
 def _foretold(frame: pd.DataFrame) -> str:
@@ -339,7 +377,9 @@ def _earned(one: Attribution) -> str:
     }
     parts = {how: [part for part in one.parts if part.how == how] for how in ways}
     said = [f"{ways[how]}: {', '.join(map(_worth, own))} nats." for how, own in parts.items() if own]
-    return f"`{one.hybrid}`, n = {one.n:,}, what each branch is worth. {' '.join(said)}"
+    return (
+        f"`{one.hybrid}`, n = {one.n:,}, what each branch is worth (+: the loss without it is larger). {' '.join(said)}"
+    )
 
 
 def _worth(part: Worth) -> str:

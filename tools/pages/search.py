@@ -10,14 +10,14 @@ SOFTMAX, WINDOW = "flash", "local_sliding"
 def tried() -> str:
     """A row for each setting, softmax's largest advantage first: mean losses, their difference, seeds.
 
-    Intervals are over seeds and stretches of the test text.
+    Intervals are over seeds and units of the test text.
     """
     frame = load(readings.RESULTS / "search")
-    pair = frame["attention"].isin((SOFTMAX, WINDOW)) & (frame["inputs"] == "language_modelling")
+    pair = frame[frame["attention"].isin((SOFTMAX, WINDOW)) & (frame["inputs"] == "language_modelling")]
     rows = []
-    for one in settings.table(frame[pair]).to_dict("records"):
+    for one in settings.table(pair).to_dict("records"):
         change = one["setting"] if one["setting"] == settings.USUAL else f"`{one['setting']}`"
         difference = f"{one['difference (nats)']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f})"
         losses = (f"{one[name]:.3f}" for name in ("softmax", "its loss"))
-        rows.append([change, *losses, difference, str(one["seeds"]), one["better"]])
-    return zoo.table("setting | softmax | window of 64 | softmax minus window (nats) | seeds | better", rows)
+        rows.append([change, *losses, difference, str(one["seeds"]), f"{one['units']} {one['tested on']}"])
+    return zoo.table("setting | softmax | window of 64 | softmax minus window (nats) | seeds | tested on", rows)

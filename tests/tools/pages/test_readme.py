@@ -63,7 +63,11 @@ def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says(n, verdi
 
 
 @pytest.mark.parametrize(
-    ("loss", "words"), [(2.1, "None of the 2 mechanisms"), (1.9, "As good as softmax or better: ")]
+    ("loss", "words"),
+    [
+        (2.1, "Each of the 2 mechanisms trained there was worse than softmax"),
+        (1.9, "As good as softmax or better: "),
+    ],
 )
 def test_where_no_mechanism_is_as_good_softmax_is_what_to_take(loss, words):
     planted = {"softmax": 1.9, "identity": 2.4, "performer": 2.2, "polysketch_random_r32": loss}
@@ -88,31 +92,35 @@ def task(losses, right):
 def test_of_a_task_shares_are_bold_where_the_loss_is_clearly_smaller_than_the_best_controls():
     right = {"softmax": 1.0, "performer": 0.9, "polysketch_random_r32": 0.3, "local": 0.25, "identity": 0.0625}
     told = {"softmax": 1.5, "performer": 1.6, "polysketch_random_r32": 3.0, "local": 3.0, "identity": 3.5}
-    shown = {"`softmax`": "**100 (100–100)**", "`polysketch_random_r32`": "30 (30–30)", "`performer`": "**90 (90–90)**"}
-    shown |= {"best control": "`local` 25 (25–25)", "block (nats)": "–"}
-    assert task(told, right) == {"right (%)": "compression, n = 64: diagnostic"} | shown
+    shown = {"`softmax`": "**100 (100–100) 5/5**", "`polysketch_random_r32`": "30 (30–30) 0/5"}
+    shown |= {"`performer`": "**90 (90–90) 5/5**", "best control": "`local` 25 (25–25) 0/5", "no attention": "6"}
+    shown |= {"block (nats)": "–"}
+    assert task(told, right) == {"answers right (%)": "compression, n = 64: diagnostic"} | shown
     plain = {name: said.replace("*", "") for name, said in shown.items()}
-    assert task(told | {"local": 1.0}, right) == {"right (%)": "compression, n = 64: not diagnostic here"} | plain
+    assert (
+        task(told | {"local": 1.0}, right) == {"answers right (%)": "compression, n = 64: not diagnostic here"} | plain
+    )
 
 
 @pytest.mark.parametrize(("window", "word"), [(-0.3, "costs"), (0.0, "earns nothing"), (0.3, "earns")])
-def test_what_the_block_of_a_hybrid_adds_has_the_verdict_of_all_diagnostic_tasks_together(window, word):
-    one = hybrid(window, 0.0, base=3.0, task="compression")
-    blind = hybrid(window, 0.0, base=3.0, task="compression", seq_len=32)
-    for record in blind:
-        if record.config["label"] == "softmax":
-            record.measurements["test"]["loss_by_unit"] = [9.0] * len(record.measurements["test"]["loss_by_unit"])
-    said = readme._added(dict(panels(trained_cells(tidy([*one, *blind]))[0])))
-    assert said.keys() == {("compression", 64)}
-    value, verdict = said["compression", 64].removesuffix(")").split(" (")
-    assert float(value) == pytest.approx(window, abs=0.02) and verdict.split(", ")[1].startswith(word)
+def test_what_the_block_of_a_hybrid_adds_is_what_the_table_says_if_the_task_is_diagnostic(window, word):
+    data, _ = trained_cells(tidy(hybrid(window, 0.0, base=3.0, task="compression")))
+    value, verdict = readme._added(data).removesuffix(")").split(" (")
+    assert float(value) == pytest.approx(window, abs=0.02) and verdict.split(", ")[1] == word
+    assert readme._added(data[data["series"] != "identity"]) == readme._added(data)
+    assert readme._added(data[~data["control"].astype(bool)]) == "–"
 
 
-def test_a_doubt_that_is_one_of_many_stays_one(monkeypatch):
-    """Verdicts are those of the whole family, not of each task."""
-    families = []
-    monkeypatch.setattr(readme, "verdicts", lambda family: families.append([*family]) or [(1.0, UNDECIDED)] * 4)
-    tasks = [hybrid(-0.3, 0.0, base=3.0, task="compression", seq_len=n) for n in (32, 64)]
-    said = readme._added(dict(panels(trained_cells(tidy([*tasks[0], *tasks[1]]))[0])))
-    assert [len(family) for family in families] == [4]
-    assert len(said) == 2 and all(one.endswith(", undecided)") for one in said.values())
+def test_models_trained_on_shorter_contexts_are_tested_beside_those_trained_on_longer_ones():
+    shorter, longer = {"softmax": 1.9, "local": 2.0, "identity": 2.4}, {"softmax": 1.8, "local": 2.1, "identity": 2.5}
+    tested = {"softmax": 1.85, "local": 1.95, "identity": 2.4}
+    short = [run(of, seed, shorter[of], longer={128: tested[of]}) for of in shorter for seed in range(5)]
+    found = dict(panels(trained_cells(tidy([*short, *runs(longer, seq_len=128)]))[0]))
+    diagnoses = {key: diagnose(rows) for key, rows in found.items()}
+    said = readme._trained_shorter(found, diagnoses)
+    numbers = [float(one) for one in re.findall(r"([+-]\d\.\d{3}) \(", said)]
+    assert numbers == pytest.approx([-0.1, -0.15, -0.05, 0.15, 0.1], abs=0.02), said
+    assert re.findall(r"`(\w+)` [+-]", said) == ["softmax", "local", "identity"]
+    (first, rows), (last, others) = found.items()
+    untested = {first: rows[~rows["metric"].eq("loss_at_128_by_unit")], last: others}
+    assert readme._trained_shorter(untested, diagnoses) == ""
