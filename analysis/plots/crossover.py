@@ -27,7 +27,7 @@ PALE: dict[str, Any] = {"alpha": 0.55, "linewidth": 0.9, "markersize": 3}
 _CROSSED = ["from_seq_len", "from_low", "from_high"]
 _EXPLANATION = (
     "Median over interleaved rounds of the time of the fastest exact softmax in them over theirs (above 1: faster), "
-    "bars {}. Under each panel: the length from which a line stays above 1, with its interval."
+    "bars {}. Under each panel: the length from which a line stays above 1, with its interval{}."
 )
 
 
@@ -68,7 +68,8 @@ def figure(frame: pd.DataFrame) -> Picture:
             for panel, words in ((upper, ""), (lower, marks.LENGTH)):
                 marks.length_axis(panel, [*speeds.loc[speeds["causal"] == causal, "seq_len"], *gone["seq_len"]], words)
         marks.log_axis(above[0].yaxis, "speed over the best exact softmax")
-    text = [_EXPLANATION.format(intervals.bars(speeds)), _winners(speeds)]
+    order = f" ({' above '.join(dtypes)})" if len(dtypes) > 1 else ""
+    text = [_EXPLANATION.format(intervals.bars(speeds), order), _winners(speeds)]
     text += [captions.conditions(timed), captions.functions(timed), *notes]
     return layout.finish(drawn, properties | dashes(dtypes), *text)
 

@@ -153,6 +153,7 @@ def quality(frame: pd.DataFrame) -> str:
         said[i] += _longer(found[other], one, other, _at(all_steps, other)) if other != key else ""
     steps = _at(all_steps, key)
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
+    table = table.join(_states(found[key]))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
     more = "\n".join([tokens, timed, earned, *_arena(data), _foretold(frame), TASKS_SAID])
@@ -260,6 +261,12 @@ def _by_token(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     )
 
 
+def _states(rows: pd.DataFrame) -> pd.Series:
+    """What decoding keeps of a sequence, for each series; a mechanism that does not decode has none."""
+    sizes = rows[rows["metric"] == "state_bytes"].groupby("series")["value"].first()
+    return (sizes / 1024).map("{:,.0f}".format).rename("state (KiB)")
+
+
 def _speed(step: pd.Series) -> str | None:
     if pd.isna(step["speed"]):
         return None
@@ -281,7 +288,10 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str
     equal = (equal or "none") + (f" ({unknown} undecided)" if unknown else "")
     clearly = f"Of those that were trained, clearly faster there: {faster_ones} {are_controls.sum()} controls"
     which = f"{clearly}; of these with {link}: {equal}."
-    return f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing; {machine}). {which}"
+    state = f"*State*: what decoding keeps of {n:,} tokens."
+    return (
+        f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing; {machine}). {which} {state}"
+    )
 
 
 def _tasks(data: pd.DataFrame) -> str:
