@@ -29,7 +29,7 @@ MADE_ANEW = ("project", "wheels", "site")
 COMMIT = "bench/plan/commit.txt"
 # The same settings as in `run`: the name of the cached file depends on them.
 INPUTS = (
-    "bench=spectral_norm inputs=pretrained inputs.weights=initialised,pretrained seq_len=1024 batch_size=4 repeats=1"
+    "bench=spectral_norm inputs=pretrained inputs.weights=initialised,pretrained seq_len=1024 batch_size=2 repeats=1"
 )
 
 
@@ -122,7 +122,7 @@ def main() -> int:
     if "inputs" not in given.without:
         add_inputs(given.to / "runs" / "inputs")
     size = sum(file.stat().st_size for file in given.to.rglob("*") if file.is_file())
-    print(f"{given.to}: {size / 2**20:.1f} MiB; there: bash {given.to.name}/run 1")
+    print(f"{given.to}: {size / 2**20:.1f} MiB; there: bash {given.to.name}/run 0")
     if size > LARGEST_BYTES:
         print(f"error: more than {LARGEST_BYTES / 2**20:.0f} MiB", file=sys.stderr)
     return int(size > LARGEST_BYTES)

@@ -9,7 +9,8 @@ from bench.measures import get
 from bench.plan.load import Loader
 
 pytestmark = pytest.mark.usefixtures("same_code")
-OTHERS = {"fla_linear_attn", "fla_simple_gla", "retention_power"}
+FRAGILE = {"fla_linear_attn", "fla_simple_gla", "retention_power", "flash_cudnn", "flex_polynomial"}
+"""What needs a package, or a kernel that a build of PyTorch may refuse."""
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +25,15 @@ def labels(cell):
 def test_there_are_as_many_cells_as_fit_ten_minutes(cells):
     assert len(cells) == 40
     # By the estimates of the file: those of one mechanism, and comparisons.
-    assert sum(25 if get(cell.config["bench"]["name"]).compares else 8.5 for cell in cells) < 600
-    assert all(cell.timeout == 120 and cell.config["causal"] and cell.config["num_heads"] == 12 for cell in cells)
+    assert sum(22 if get(cell.config["bench"]["name"]).compares else 8.5 for cell in cells) < 600
+    assert all(cell.timeout == 300 and cell.config["causal"] and cell.config["num_heads"] == 12 for cell in cells)
 
 
-def test_a_package_that_is_missing_costs_no_comparison_without_it(cells):
-    for cell in cells:
-        if cell.config["bench"]["name"] == "compare" and labels(cell) & OTHERS:
-            assert not labels(cell) & {"polysketch_random_r32", "flash_flash"}
-    assert set().union(*map(labels, cells)) >= OTHERS
+def test_what_may_not_run_costs_no_comparison_without_it(cells):
+    firm = [labels(cell) for cell in cells if not labels(cell) & FRAGILE]
+    assert set().union(*map(labels, cells)) - set().union(*firm) == FRAGILE
+    compared = set().union(*(own for own in firm if len(own) > 1))
+    assert compared >= {"flash_flash", "flash_efficient", "polysketch_random_r32", "polysketch_random_r64", "linear"}
 
 
 @pytest.mark.commands
