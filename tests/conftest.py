@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 
 # Small tensors gain nothing from threads, and threads that wait for busy cores cost minutes. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,6 +53,19 @@ def pytest_collection_finish():
 def pytest_pyfunc_call(pyfuncitem):
     """One environment for all tests: a changed one brings a fresh server of child processes."""
     os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A CUDA error leaves a process without a device: no later test is blamed, and xdist starts another process."""
+    report = yield
+    if report.failed and "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            print(item.nodeid, report.longreprtext, sep="\n", file=sys.__stderr__, flush=True)
+            os._exit(70)
+    return report
 
 
 @pytest.fixture(scope="session")
