@@ -12,6 +12,8 @@ OUT_OF_MEMORY = (
     "cuda out of memory",
     "hip out of memory",
     "cuda error: out of memory",
+    "cuda driver error: out of memory",
+    "triton error [cuda]: out of memory",
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",
     "bad_alloc",
