@@ -75,6 +75,18 @@ def test_whatever_a_mechanism_raises_is_named(ending, measured):
     assert result["status"] == "error" and result["reason"].startswith(type(ending).__name__)
 
 
+def test_a_device_that_cannot_be_asked_afterwards_costs_no_reason(measured, monkeypatch):
+    def gone():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def attend(self, query, key, value, padding):
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", gone)
+        gone()
+
+    result = measured(cell("odd"), odd(_attend=attend))
+    assert "illegal memory access" in result["reason"] and result["numerics"] == {}
+
+
 @pytest.mark.parametrize(("flops", "said"), [(float("nan"), "nan"), (-1, "-1"), (torch.tensor(5), "Tensor")])
 def test_a_formula_that_gives_no_flops_is_named(flops, said, measured):
     result = measured(
