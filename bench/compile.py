@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     began = time.monotonic()
     # One process each: after a CUDA error, a process compiles nothing more.
-    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(
+        min(given.jobs, len(wanted)), multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    ) as pool:
         futures = {pool.submit(run_once, job): f"{job['label']}, {job['seq_len']} tokens" for job in wanted}
         for future in as_completed(futures):
             failed = future.exception()

@@ -14,7 +14,7 @@ from bench.measures.timing import WARMUP_CALLS, Stopwatch, Timed
 LEAST_NS = 5e5
 SIDES = (512, 1024, 2048, 4096, 8192)
 # In bytes. Faster memory has larger caches in front of it, and needs a larger copy.
-COPIED = (2**26, 2**27, 2**28)
+COPIED = (2**26, 2**27, 2**28, 2**29, 2**30)
 # Products that are measured besides those in the mechanism's own dtype.
 OTHER_PRODUCTS = {"cpu": ("float32",), "cuda": ("bfloat16", "float16", "tf32", "float32")}
 # The numbers and their exponentials fit in the cache of the thread's core.

@@ -148,9 +148,9 @@ def _race(
             progress.add(**said, step="ended", outcome="is wrong" if wrong else "is right")
         except Exception as error:  # candidates that need too many resources raise many types of errors
             progress.add(**said, step="ended", outcome=f"{type(error).__name__}: {error}"[:300])
-            # After a CUDA error, the process can no longer use the device.
-            if "CUDA error" in str(error):
-                raise
+            # After a CUDA error, in whatever words, the process can no longer use the device: this raises it again.
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     for turn in range(ROUNDS):
         for name in list(samplers)[:: -1 if turn % 2 else 1]:
