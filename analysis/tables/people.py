@@ -123,12 +123,13 @@ def _crossover(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _trained(table: pd.DataFrame) -> pd.DataFrame:
-    """One row for each mechanism and one column for each task: the loss of text, the right answers of other tasks."""
+    """One row for each mechanism, one column for each task: the loss of text, else examples right in every answer."""
     columns = {}
     for (task, n), rows in table.groupby(["task", "n"], sort=True):
-        name = "loss (nats)" if str(task).startswith("language modelling") else "right (%)"
+        is_text = str(task).startswith("language modelling")
+        name = "loss (nats)" if is_text else "right (%)"
         texts = _interval(rows, name, f"lowest {name}", f"highest {name}")
-        columns[f"{task}, n = {n}: {name}"] = texts.set_axis(rows["attention"])
+        columns[f"{task}, n = {n}: {'' if is_text else 'wholly '}{name}"] = texts.set_axis(rows["attention"])
     return pd.DataFrame(columns).sort_index().fillna("").rename_axis("attention").reset_index()
 
 

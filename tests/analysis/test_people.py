@@ -78,7 +78,7 @@ def test_text_has_tokens_that_are_right_and_no_example(rng):
     assert text["right (%)"] == pytest.approx(100 * records[0].measurements["test"]["token_accuracy"])
     assert other["right (%)"] == pytest.approx(100 * records[1].measurements["test"]["example_accuracy"])
     header, *body = rows(readable("trained", table.reset_index()))
-    assert header == ["mechanism", "language modelling, kjv, n = 64: loss (nats)", "reversal, n = 64: right (%)"]
+    assert header == ["mechanism", "language modelling, kjv, n = 64: loss (nats)", "reversal, n = 64: wholly right (%)"]
     assert [row[0] for row in body] == ["performer", "softmax"]
     assert "not diagnostic here: all tasks" in readable("trained", table.reset_index())
 
