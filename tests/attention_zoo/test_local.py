@@ -1,7 +1,8 @@
-"""Local attention and identity: the controls, held against naive sums, dense attention and the hybrid they control."""
+"""Local attention and identity, the controls, against naive sums and dense attention; the hybrid: test_branches.py."""
 
 import pytest
 import torch
+from small import moved
 
 import attention_zoo
 from attention_zoo import create
@@ -47,7 +48,7 @@ def naive(attention, query, key, value):
 @pytest.mark.parametrize("seq_len", [1, 4, 5, 8, 19])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_local_is_the_sum_over_its_window(window, seq_len, causal):
-    attention = create("local", block_size=4, causal=causal, **SIZES, **WINDOWS[window])
+    attention = moved(create("local", block_size=4, causal=causal, **SIZES, **WINDOWS[window]))
     query, key, value = inputs(seq_len)
     torch.testing.assert_close(attention(query, key, value), naive(attention, query, key, value))
 
@@ -60,27 +61,6 @@ def test_a_window_over_everything_is_the_dense_mechanism(block_size):
             local = create("local", block_size=block_size, sliding=sliding, causal=True, **SIZES, **window)
             expected = create(dense, causal=True, **SIZES)(query, key, value)
             torch.testing.assert_close(local(query, key, value), expected)
-
-
-@pytest.mark.parametrize("sketch", ["gaussian", "learned"])
-def test_polynomial_local_is_polysketch_whose_sketch_is_zero(sketch):
-    """Three blocks of 8; every tensor of the sketch is zero, so that keys of other blocks weigh nothing."""
-    hybrid = create("polysketch", sketch=sketch, sketch_size=4, local=True, block_size=8, causal=True, **SIZES)
-    local = create(
-        "local", weights="polynomial", block_size=8, separate_norms=sketch == "learned", causal=True, **SIZES
-    )
-    with torch.no_grad():
-        for tensor in [*hybrid.sketch.parameters(), *hybrid.sketch.buffers()]:
-            tensor.zero_()
-        norms = hybrid.local_norms if sketch == "learned" else [hybrid.layernorm] * 2
-        for norm, own in zip(norms, (local.query_norm, local.key_norm), strict=True):
-            norm.weight.normal_()
-            norm.bias.normal_()
-            own.load_state_dict(norm.state_dict())
-        if sketch == "gaussian":
-            local.query_norm.load_state_dict(hybrid.layernorm.state_dict())
-    query, key, value = inputs(24)
-    torch.testing.assert_close(local(query, key, value), hybrid(query, key, value), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
