@@ -1,4 +1,4 @@
-"""The loop on a small model: steps against AdamW by hand, accumulation, interruptions, what is not finite."""
+"""The loop on a small model: steps against AdamW by hand, accumulation, what is not finite."""
 
 import math
 from itertools import chain
@@ -11,7 +11,6 @@ from torch import nn
 
 from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch
-from bench.training import checkpoint
 from bench.training.loop import derived_seed, training_indices
 from bench.training.world import World
 
@@ -50,29 +49,6 @@ def test_an_accumulated_batch_is_the_whole_one_and_parts_with_fewer_questions_we
 
     whole, accumulated = (trained(trainer(task=Uneven(), accumulate=parts), 10) for parts in (1, 4))
     torch.testing.assert_close(weights(accumulated), weights(whole), rtol=0, atol=1e-12)
-
-
-def test_an_interrupted_run_ends_with_the_same_weights(tmp_path):
-    """A generator of a module goes on where it was, too."""
-    given = {"noisy": True, "dropout": 0.3}
-    whole = trained(trainer(**given), 20)
-    for stop in (1, 2, 13):
-        part = trainer(**given)
-        checkpoint.resume(tmp_path, part, pytest.fail)
-        torch.manual_seed(stop)
-        torch.rand(stop)  # whatever else draws in the process
-        trained(part, stop)
-        checkpoint.save(tmp_path, part.step, part.state())
-    last = trainer(**given)
-    checkpoint.resume(tmp_path, last, pytest.fail)
-    assert last.step == 13
-    trained(last, 20)
-    assert torch.equal(weights(last), weights(whole)) and last.curve == whole.curve
-    assert all(
-        torch.equal(a, b)
-        for one, other in zip(last.optimizer.state.values(), whole.optimizer.state.values(), strict=True)
-        for a, b in zip(one.values(), other.values(), strict=True)
-    )
 
 
 def test_evaluation_changes_nothing_and_is_that_of_all_examples_at_once():

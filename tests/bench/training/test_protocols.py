@@ -60,22 +60,23 @@ def test_in_sequence_every_epoch_is_the_splits_own():
 
 
 PROTOCOLS = [
-    ([7], {"schedule": "one_cycle", "order": "sequential"}),
-    ([3, 8, 13], {"pretrain_steps": 8}),
-    ([13], {"pretrain_steps": 8, "checkpoint": "best", "optimizer": "muon"}),
+    (trainer, [1, 2, 13], {"noisy": True, "dropout": 0.3}),
+    (classifier, [7], {"schedule": "one_cycle", "order": "sequential"}),
+    (classifier, [3, 8, 13], {"pretrain_steps": 8}),
+    (classifier, [13], {"pretrain_steps": 8, "checkpoint": "best", "optimizer": "muon"}),
 ]
 
 
-@pytest.mark.parametrize(("stops", "given"), PROTOCOLS)
-def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, stops, given):
-    """While it learns hidden tokens, when it is done with these, and later."""
-    whole, part = trained(classifier(**given), 20, looks=True), classifier(**given)
+@pytest.mark.parametrize(("make", "stops", "given"), PROTOCOLS)
+def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, make, stops, given):
+    """A module's generator goes on, too; while it learns hidden tokens, when it is done with these, and later."""
+    whole, part = trained(make(**given), 20, looks=True), make(**given)
     for stop in stops:
         trained(part, stop, looks=True)
         checkpoint.save(tmp_path, part.step, part.state())
-        best, part = part.best, classifier(**given)
-        torch.rand(stop)
+        best, part = part.best, make(**given)
         checkpoint.resume(tmp_path, part, pytest.fail)
+        torch.rand(stop)  # whatever else draws in the process
         assert part.step == stop and (part.best or {}).keys() == (best or {}).keys()
         assert all(
             torch.equal(part.best["model"][name], value) for name, value in (best or {"model": {}})["model"].items()
