@@ -3,12 +3,10 @@ import torch
 from closeness import assert_near
 from torch.profiler import ProfilerActivity, profile
 
-from attention_zoo.ops.feature_product.blocks import SLAB, form_of
 from attention_zoo.ops.feature_product.reference import (
     LocalInputs,
     feature_product,
     normalised_feature_product,
-    product_flops,
 )
 
 BATCH, HEADS, N, R, H, K = 2, 2, 13, 3, 4, 5
@@ -190,21 +188,3 @@ def test_neither_the_matrix_nor_the_features_are_ever_in_memory(causal, is_local
     assert peak < features / 2
     # The check sees what it must: the dense definition does allocate the matrix.
     assert memory_events(lambda: dense(*given[:3], causal, 2))[0] >= matrix
-
-
-def test_the_form_has_the_fewer_products_and_no_more_weights_than_a_cache_bears():
-    def quadratic(n, **options):
-        return form_of(n, n, 64, 64, **{"causal": True, "block_size": None, "degree": 2, **options}).quadratic
-
-    assert quadratic(256) and quadratic(1024)
-    assert not quadratic(1025), "fewer products, but too many weights"
-    assert not quadratic(2**13) and not quadratic(2**13, causal=False)
-    assert not quadratic(1024, block_size=512), "who says how large blocks are is obeyed"
-    assert quadratic(512, block_size=512), "one block is every weight"
-    assert quadratic(1024, inner=64, block_size=512), "exact weights are those of the blocks in either form"
-    n, r, h = 800, 16, 32
-    for causal in (False, True):
-        form = form_of(n, n, r, h, causal=causal, block_size=None, degree=2)
-        options = {"causal": causal, "block_size": form.block_size, "degree": 2, "width": form.width}
-        assert product_flops(n, r, h + 1, **options) < product_flops(n, r, h + 1, **options, slab=SLAB)
-        assert not form.quadratic

@@ -147,13 +147,6 @@ def test_at_the_minimal_test_length_there_are_blocks(r, given):
         assert length == 64 // block_size * block_size + block_size // 2 + 1 or length // block_size == 3
 
 
-def test_block_sizes():
-    squares = {(2048, 32): 2048, (2049, 32): 512, (4096, 64): 4096, (4097, 64): 1024}
-    features = {16: 128, 266: 320, 2000: 512}
-    assert all(tiles.default_block_size(*given, 2) == size for given, size in squares.items())
-    assert all(tiles.default_block_size(9000, m, 1) == size for m, size in features.items())
-
-
 # --- Operators ------------------------------------------------------------------------------------
 
 

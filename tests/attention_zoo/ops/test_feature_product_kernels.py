@@ -10,7 +10,7 @@ from operations import DEVICE, HAS_GPU, use_tiles
 from operations import feature_product as by_formula
 
 from attention_zoo.ops.feature_product import launches, tiles, triton
-from attention_zoo.ops.feature_product.chunks import SCAN_BLOCK, Chunks, running_maximum, steps_of_a_part
+from attention_zoo.ops.feature_product.chunks import SCAN_BLOCK, Chunks, running_maximum
 from attention_zoo.ops.feature_product.reference import LocalInputs
 
 SQUARES = {"degree": 2, "bias": 1.0}
@@ -119,21 +119,6 @@ def test_the_fake_kernel_knows_what_is_kept(length, given, kept):
     tensors, others = inputs(length), (None, None, None, *settings)
     assert [x.numel() for x in triton.attend(*(x.to("meta") for x in tensors), *others)[2:]] == kept
     torch.library.opcheck(triton.attend, (*tensors, *others), test_utils="test_faketensor")
-
-
-@pytest.mark.parametrize(
-    ("programs", "chunks", "steps"),
-    [
-        (72, 64, 6),  # 11 parts: three waves of 6 chunks for them, and three for what they begin with
-        (264, 64, 64),  # one wave; any more parts are more waves
-        (265, 64, 64),
-        (132, 64, 64),  # two parts, and a wave for what the second begins with, are no faster than one
-        (4, 3, 3),  # no part of a single chunk
-        (4, 7, 3),
-    ],
-)
-def test_parts_are_as_many_as_take_the_least_time(programs, chunks, steps):
-    assert steps_of_a_part(programs, chunks, 264) == steps
 
 
 @pytest.mark.parametrize("length", [1, SCAN_BLOCK, SCAN_BLOCK + 1, 3 * SCAN_BLOCK + 5])
