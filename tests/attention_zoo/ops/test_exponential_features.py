@@ -9,8 +9,6 @@ from closeness import assert_near, assert_within, of_float32, with_rounding
 from operations import DEVICE, assert_equals_formula, drawn, with_gradients
 from operations import exponential_features as by_formula
 
-import attention_zoo
-from attention_zoo.ops import launching
 from attention_zoo.ops.feature_product.tiles import padded
 from attention_zoo.ops.random_features import triton
 
@@ -141,24 +139,3 @@ def test_the_largest_feature_is_a_constant(dtype):
     )
     errors = (actual[0] - expected[0]).norm(dim=-1) / expected[0].norm(dim=-1)
     assert_within(errors.median(), 8 * torch.finfo(dtype).eps)
-
-
-# --- Where it is used -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_features_come_with_the_columns_that_products_need(causal, monkeypatch):
-    pad, widened = torch.nn.functional.pad, []
-
-    def look(x, *given, **options):
-        widened.append(x.ndim == 4)
-        return pad(x, *given, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "pad", look)
-    monkeypatch.setattr(launching, "is_gpu", lambda device: True)
-    attention = attention_zoo.create(
-        "performer", head_dim=16, num_heads=HEADS, num_features=140, causal=causal, impl="fused"
-    ).to(DEVICE)
-    query, key, value = (drawn(1, HEADS, 20, 16, seed=seed).requires_grad_() for seed in range(3))
-    attention(query, key, value).sum().backward()
-    assert query.grad.isfinite().all() and key.grad.any() and not any(widened)
