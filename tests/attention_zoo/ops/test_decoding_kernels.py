@@ -236,15 +236,6 @@ def test_compilers_see_an_operator_and_what_it_mutates(operator, device, monkeyp
 # --- What is chosen, and what is refused --------------------------------------------------------------
 
 
-def test_parts_have_normalisers_of_their_own(device):
-    narrow = FeatureSums(2, HEADS, 64, 64, device, torch.bfloat16, scaled=True, split=True)
-    wide = FeatureSums(2, HEADS, 32, 64, device, torch.bfloat16, degree=2, split=True)
-    assert (narrow.rows, wide.rows) == (32, 16)
-    assert narrow.sums.shape == (4, 2 * 33, 64) and wide.sums.shape == (4, 4 * 17, 528)
-    assert narrow.log_scale.shape == (2, HEADS, 2)
-    assert FeatureSums(2, HEADS, 64, 20, device, torch.float32, split=True).rows == 20
-
-
 def test_a_cpu_has_one_part_and_no_kernel(monkeypatch):
     monkeypatch.setattr(launching, "on_gpu", lambda x: False)
     assert FeatureSums(2, HEADS, 32, 64, torch.device("cpu"), torch.float32, degree=2, split=True).rows == 64
