@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import bench as bench_command
 from model_cases import DECODERS, ENCODERS, config, turned
 from reading import load
 from safetensors.torch import load_file, save_file
@@ -25,7 +24,6 @@ from bench.models.layers import MultiHead
 from bench.plan import cell as plan_cell
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check
-from bench.records.store import Store, latest
 from bench.training import inputs as trained_inputs
 from bench.training import saved
 from bench.training.inputs import Trained, attention_inputs
@@ -379,24 +377,3 @@ def test_cells_that_do_not_fit_the_model_are_one_line(changes, line, trained, tm
         check_inputs(reading(trained(), **changes).config, tmp_path)
     assert str(refused.value).startswith(line.format(trained())) and "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.commands
-def test_what_a_command_trained_the_next_one_measures(tmp_path):
-    common = ("num_heads=2", "head_dim=16", "seq_len=16", "device=cpu", "tracking=none", f"results_dir={tmp_path}")
-    fewer = ("training.steps=20", "training.warmup=5", "training.test_examples=8", "training.evaluation_examples=8")
-    model = ("model=transformer_tiny", "task=induction_heads", "batch_size=16", "attention=polysketch_learned_r32")
-    done = bench_command("bench=train", *model, *common, *fewer)
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "training").iterdir()
-    read = ("inputs=pretrained", f"inputs.model={folder}", "batch_size=2", "causal=true", "repeats=3")
-    mechanisms = "attention=polysketch_learned_r32,polysketch_random_r32"
-    done = bench_command("bench=sketch_error", *read, mechanisms, *common)
-    assert done.returncode == 0, done.stderr
-    records = latest(Store(tmp_path).load()).values()
-    found = {r.config["label"]: r for r in records if r.config["bench"]["name"] == "sketch_error"}
-    trials = {label: len(record.measurements["kernel_error"]) for label, record in found.items()}
-    assert trials == {"polysketch_learned_r32": 2, "polysketch_random_r32": 6}
-    noted = {label: record.numerics["implementations"][label].get("weights") for label, record in found.items()}
-    assert noted == {"polysketch_learned_r32": "trained", "polysketch_random_r32": None}
-    assert {record.config["inputs"]["name"] for record in found.values()} == {"trained"}
