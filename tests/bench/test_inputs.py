@@ -303,9 +303,11 @@ def test_errors_of_the_config(tmp_path):
 
 
 @needs_data
-def test_heads_of_another_model_are_refused_whether_the_tensors_are_kept_or_not(tmp_path):
+def test_heads_and_layers_of_another_model_are_refused_whether_the_tensors_are_kept_or_not(tmp_path):
     for _ in range(2):
         message, cell = "num_heads=8: must be 12, as in inputs.model=minilm", pretrained(64, 1, num_heads=8, text=SHORT)
+        check_error(ValueError, message, cell, tmp_path)
+        message, cell = "inputs.layer=99: must be between 0 and 5: minilm has 6 layers", pretrained(64, 1, layer=99)
         check_error(ValueError, message, cell, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
 
