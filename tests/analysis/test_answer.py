@@ -220,19 +220,11 @@ def test_a_page_says_names_as_they_are(tmp_path):
     assert "use &lt;x&gt; &amp; y" in path.read_text() and "<b>" not in path.read_text()
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "expected"),
-    [
-        (["faster"] * 3, (512.0, True)),
-        (["tie", "faster", "faster"], (1024.0, False)),
-        (["slower", "faster", "faster"], (1024.0, False)),
-        (["faster", "tie", "faster"], (2048.0, False)),
-        (["faster", "faster", "tie"], (math.inf, False)),
-    ],
-)
-def test_a_mechanism_is_ahead_from_the_first_length_on_that_says_so(verdicts, expected):
-    rows = pd.DataFrame({"seq_len": [512, 1024, 2048], "best_verdict": verdicts})
-    assert answer._from(rows) == expected
+def test_only_what_is_ahead_at_all_longer_lengths_is_ahead_and_a_tie_is_not(rng):
+    for speeds, from_n in (((1, 2, 2), 1024), ((2, 1, 2), 2048), ((2, 2, 1), math.inf)):
+        times = [{"flash": 1e6 * speed, "skeinformer": 1e6} for speed in speeds]
+        one = only(tidy([timed(rng, *given) for given in zip(times, LENGTHS, strict=False)]))
+        assert (one.from_n, one.is_first) == (from_n, False)
 
 
 def test_of_those_that_are_ahead_from_one_length_on_the_fastest_comes_first(rng):
