@@ -34,16 +34,6 @@ def test_every_variant_is_on_exactly_one_page():
     assert sorted(listed) == sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
 
 
-def test_facts_are_those_of_the_registry():
-    assert "| approximates | softmax attention, exactly |" in mechanism.facts("flash")
-    assert "| approximates | softmax attention |" in mechanism.facts("performer")
-    assert "| approximates | nothing: it is a function of its own |" in mechanism.facts("linear")
-    assert "| approximates | nothing: it is a control" in mechanism.facts("local")
-    assert "| causal | no |" in mechanism.facts("linformer")
-    assert "| causal | nearly:" in mechanism.facts("reformer")
-    assert "| random | no |" in mechanism.facts("linear") and "| random | yes" in mechanism.facts("performer")
-
-
 def test_every_class_is_in_the_reference_under_a_heading_of_its_own():
     text = mechanism.classes()
     registered = [
