@@ -3,12 +3,20 @@
 import importlib.metadata
 from pathlib import Path
 
+import pytest
 import yaml
 
 import attention_zoo
 
 CONF = Path(__file__).parents[1] / "conf" / "attention"
 VARIANTS = sorted(path.stem for path in CONF.glob("*.yaml"))
+OTHER_CODE = (
+    "polysketch_learned_local_r32",
+    "polysketch_srht_r32",
+    "polynomial_square_learned_d3",
+    "linformer_unreduced",
+    "skeinformer_no_row_normalization",
+)
 
 
 def variant(name):
@@ -17,6 +25,11 @@ def variant(name):
     for base in given.pop("defaults", []):
         merged |= {} if base == "_self_" else variant(base)
     return merged | given
+
+
+def marks_of(label):
+    """Each mechanism, and variants that run other code of it; those that differ in a number wait for the slow tests."""
+    return () if label in (*attention_zoo.list_attentions(), *OTHER_CODE) else pytest.mark.slow
 
 
 def runs_here(name):

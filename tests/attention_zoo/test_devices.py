@@ -11,7 +11,7 @@ import torch
 from closeness import assert_within, elsewhere
 from small import gradients, sized
 from small import padding_mask as padding_of_length
-from zoo_cases import VARIANTS, runs_here, takes_causal, variant
+from zoo_cases import VARIANTS, marks_of, runs_here, takes_causal, variant
 
 import attention_zoo
 from attention_zoo import UnsupportedError
@@ -79,19 +79,10 @@ def distinct_cases():
 
 # Whose fast path is `ops.fused_softmax`.
 BY_SOFTMAX = ("bigbird", "informer", "linformer", "nystromformer", "reformer", "skeinformer")
-# Each mechanism, and variants that run other code of it; those that differ in a number wait for the slow tests.
-OTHER_CODE = (
-    "polysketch_learned_local_r32",
-    "polysketch_srht_r32",
-    "polynomial_square_learned_d3",
-    "linformer_unreduced",
-    "skeinformer_no_row_normalization",
-)
 
 
 def case_of(label, causal):
-    marks = () if label in (*attention_zoo.list_attentions(), *OTHER_CODE) else pytest.mark.slow
-    return pytest.param(label, causal, id=label + "-causal" * causal, marks=marks)
+    return pytest.param(label, causal, id=label + "-causal" * causal, marks=marks_of(label))
 
 
 CASES = [case_of(*case) for case in distinct_cases()]

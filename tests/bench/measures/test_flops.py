@@ -6,7 +6,7 @@ import cells
 import pytest
 import torch
 import torch.nn.functional as F
-from zoo_cases import VARIANTS, variant
+from zoo_cases import VARIANTS, marks_of, variant
 
 import attention_zoo
 from attention_zoo import UnsupportedError
@@ -68,7 +68,7 @@ def test_what_cannot_be_counted_is_not_zero():
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [pytest.param(label, marks=marks_of(label)) for label in VARIANTS])
 def test_every_variants_formula_agrees_with_a_counted_run(name, causal):
     info = attention_zoo.info(variant(name)["name"])
     if info.package:
