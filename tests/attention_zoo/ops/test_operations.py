@@ -171,10 +171,16 @@ def layouts(x):
     ]
 
 
-@every_operation
-@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize(
+    ("first", "operation"),
+    [
+        pytest.param(first, operation, id=f"{first}-{name}")
+        for name, operation in OPERATIONS.items()
+        for first in range(0, 4, 2 if operation.inputs > 2 else 1)
+    ],
+)
 def test_any_strides(first, operation):
-    """Another layout of each input; once the gradient is that of a sum, which is one number, expanded."""
+    """Another layout of each input, all of them; once the gradient is that of a sum, which is one number, expanded."""
     rows = operation.rows(17, batch=2, heads=2)
     upstream = direction if first else lambda out: out.new_ones(()).expand(out.shape)
     operation.assert_equals_formula([layouts(x)[(first + i) % 4] for i, x in enumerate(rows)], upstream=upstream)
