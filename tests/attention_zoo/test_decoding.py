@@ -118,7 +118,7 @@ def read_on(attention, inputs, lengths, padding=None):
 
 
 @every_variant
-@pytest.mark.parametrize("lengths", [(4, 1, 5), (1, 1, 2, 7), (2, 13, 2)])
+@pytest.mark.parametrize("lengths", [(4, 1, 5), (2, 13, 2)])
 def test_a_prompt_may_come_in_parts(name, given, lengths):
     """Blocks of 4 and 5 begin, end and lie within these; steps and parts may alternate."""
     attention, inputs = make(name, given), tokens()
