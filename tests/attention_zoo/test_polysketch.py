@@ -16,6 +16,11 @@ qkv, make = sized(N, h=H), maker("polysketch", head_dim=H, sketch_size=R)
 polynomial = maker("polynomial", head_dim=H)
 
 
+def in_pairs(first, second, third):
+    """Of three things three each: each with every other once."""
+    return [(one, other, third[(i + j) % 3]) for i, one in enumerate(first) for j, other in enumerate(second)]
+
+
 def scramble(attention):
     """Affine parameters that are not ones and zeros, so that a norm left out or exchanged shows."""
     generator = torch.Generator().manual_seed(3)
@@ -145,9 +150,7 @@ def test_causal_equals_the_definition_weight_by_weight(sketch, degree, block_siz
     assert_close(attention(query, key, value, mask), expected)
 
 
-@every_sketch
-@pytest.mark.parametrize("degree", [2, 4, 8])
-@pytest.mark.parametrize("block_size", [N, N + 5, None])
+@pytest.mark.parametrize(("sketch", "degree", "block_size"), in_pairs(SKETCHES, (2, 4, 8), (N, N + 5, None)))
 def test_one_local_block_is_exact_polynomial_attention(sketch, degree, block_size):
     attention = make(sketch=sketch, degree=degree, causal=True, local=True, block_size=block_size)
     exact = polynomial(degree=degree, causal=True)
@@ -167,9 +170,10 @@ def test_degree_two_needs_no_sketch(sketch, causal):
     assert_close(attention(*qkv()), exact(*qkv()))
 
 
-@pytest.mark.parametrize("local", [False, True])
-@pytest.mark.parametrize("degree", [2, 4, 8])
-@pytest.mark.parametrize("sketch", ["gaussian", "srht"])
+@pytest.mark.parametrize(
+    ("sketch", "degree", "local"),
+    [("gaussian", 4, False), ("gaussian", 8, True), ("srht", 2, False), ("srht", 4, True)],
+)
 def test_scale_moves_into_the_bias(sketch, degree, local):
     given, scale = {"sketch": sketch, "degree": degree, "causal": True, "local": local, "block_size": 4}, 0.5
     expected = make(**given)(*qkv())
@@ -231,11 +235,11 @@ def test_learned_equals_algorithm_2(causal):
     np.testing.assert_allclose(attention(*given).detach(), expected, rtol=0, atol=1e-10)
 
 
-@every_sketch
-@pytest.mark.parametrize("degree", [2, 4, 8])
-@pytest.mark.parametrize("causal, local", [(False, False), (True, False), (True, True)])
-def test_flops_are_those_of_the_products_that_run(sketch, degree, causal, local):
-    attention = make(sketch=sketch, degree=degree, causal=causal, local=local, block_size=5, impl="reference")
+@pytest.mark.parametrize(
+    ("sketch", "degree", "form"), in_pairs(SKETCHES, (2, 4, 8), ({}, {"causal": True}, {"causal": True, "local": True}))
+)
+def test_flops_are_those_of_the_products_that_run(sketch, degree, form):
+    attention = make(sketch=sketch, degree=degree, **form, block_size=5, impl="reference")
     assert sum(count(lambda: attention(*qkv())).values()) == attention.flops(2, N)
 
 
