@@ -62,9 +62,10 @@ def transformer(weights, read, heads=3, layers=2, sinusoidal=True):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize(
-    "given", [{}, {"sinusoidal": False, "short_convolution": 4}], ids=["paper", "rotary-convolution"]
+    ("given", "training"),
+    [({}, True), ({"sinusoidal": False, "short_convolution": 4}, False)],
+    ids=["paper-training", "rotary-convolution-evaluation"],
 )
 def test_a_transformer_is_that_of_other_functions(given, training, dtype, tolerance):
     settings = {"dropout": 0.0 if training else 0.3, **given}
