@@ -52,18 +52,20 @@ from analysis.frame import load
 from bench.records.store import Store
 from bench.records.summary import summarise
 from bench.records.table import crossovers, table
-frame, records = load(sys.argv[1]), Store(sys.argv[1]).load()
-table(records), crossovers(records), [summarise(record) for record in records]
-print(sorted(set(frame["bench"])), [name for name in ("torch", "hydra", "omegaconf", "mlflow") if name in sys.modules])
+for folder in sys.argv[1:]:
+    frame, records = load(folder), Store(folder).load()
+    table(records), crossovers(records), [summarise(record) for record in records]
+    loaded = [name for name in ("torch", "hydra", "omegaconf", "mlflow") if name in sys.modules]
+    print(sorted(set(frame["bench"])), loaded)
 """
 
 
-@pytest.mark.parametrize(("summary", "loads"), [(summarised, []), (lambda older: older, ["torch"])], ids=["", "older"])
-def test_reading_records_needs_no_torch_but_for_older_ones(summary, loads, tmp_path):
-    written(tmp_path, map(summary, KINDS.values()))
-    command = [sys.executable, "-c", READING, str(tmp_path)]
+def test_reading_records_needs_no_torch_but_for_older_ones(tmp_path):
+    newer = written(tmp_path / "newer", map(summarised, KINDS.values()))
+    older = written(tmp_path / "older", KINDS.values())
+    command = [sys.executable, "-c", READING, str(newer), str(older)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{measures.list_benchmarks()} {loads}\n"
+    assert done.stdout == "".join(f"{measures.list_benchmarks()} {loads}\n" for loads in ([], ["torch"]))
 
 
 @pytest.mark.parametrize("harm", [{"metrics": None}, {"metrics": [{}]}, {"raw": None}, {"metrics": [{"metric": 3}]}])
