@@ -57,16 +57,9 @@ def start(request, folder):
         child.end()
 
 
-@both_ways
-def test_a_child_has_a_session_an_environment_and_a_folder_of_its_own(start, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    child, seen = start("[os.getpid(), os.getsid(0), os.environ['COLOUR'], os.getcwd()]")
-    assert seen == [child.pid, child.pid, "green", str(tmp_path)]
-    child.send_line(b"")
-    assert child.wait(10) and child.exit_code == 0
-
-
 SEEN = """[
+    [name for name in ('torch', 'attention_zoo', 'fake_mechanisms') if name in sys.modules],
+    [os.getpid(), os.getsid(0), os.environ['COLOUR'], os.getcwd()],
     threading.active_count(),
     len([x for x in os.listdir('/proc/self/fd') if '.so' not in os.path.realpath('/proc/self/fd/' + x)]),
     random.random(),
@@ -76,23 +69,20 @@ SEEN = """[
 
 
 @both_ways
-def test_a_child_inherits_no_thread_no_file_and_no_state_of_random_generators(start):
+def test_a_child_has_what_is_its_own_and_inherits_no_more_than_imports(start, request, tmp_path, monkeypatch):
+    """Session, environment and folder; no thread, file, plugin or state of random generators, and torch if forked."""
+    monkeypatch.chdir(tmp_path)
     drawn = []
     for _ in range(2):
-        child, (threads, files, *numbers) = start(SEEN)
-        child.end()
-        drawn += numbers
+        child, (loaded, own, threads, files, *numbers) = start(SEEN)
+        assert loaded == (["torch", "attention_zoo"] if "fork" in request.node.callspec.id else [])
+        assert own == [child.pid, child.pid, "green", str(tmp_path)]
         # Standard input, output and error, and the folder that is listed; Python 3.14 itself keeps a library open.
         assert (threads, files) == (1, 4)
+        drawn += numbers
+        child.send_line(b"")
+        assert child.wait(10) and child.exit_code == 0
     assert len(set(drawn)) == 6
-
-
-@both_ways
-def test_a_child_that_is_forked_has_torch_at_once_and_no_plugin(start, request):
-    expression = "['torch' in sys.modules, 'attention_zoo' in sys.modules, 'fake_mechanisms' in sys.modules]"
-    _, loaded = start(expression)
-    forked = "fork" in request.node.callspec.id
-    assert loaded == [forked, forked, False]
 
 
 ENDINGS = {
