@@ -94,6 +94,15 @@ def signals_mean_afterwards_what_they_meant():
 
 
 @pytest.fixture
+def signals_restored():
+    """A command answers signals from its first line on, as if it had its process for itself."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, meaning in before.items():
+        signal.signal(number, meaning)
+
+
+@pytest.fixture
 def rng():
     """A generator that is the same in every test."""
     return np.random.default_rng(0)

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import signal
 import subprocess
 import sys
 
@@ -10,19 +9,16 @@ import pytest
 from command import ROOT, environment
 
 from bench.cli import console
-from bench.common.signals import TO_END
+
+pytestmark = pytest.mark.usefixtures("signals_restored")
 
 
 def said(monkeypatch, capsys, *arguments):
     monkeypatch.setattr(sys, "argv", ["attention-zoo", *arguments])
-    before = {number: signal.getsignal(number) for number in (*TO_END, signal.SIGPIPE)}
     try:
         code = console.main()
     except SystemExit as ended:
         code = ended.code
-    finally:  # a command has its process for itself
-        for number, meaning in before.items():
-            signal.signal(number, meaning)
     return code, *capsys.readouterr()
 
 

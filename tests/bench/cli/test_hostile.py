@@ -1,7 +1,6 @@
 """Whatever is typed: one line that names the key, exit code 2, nothing started and nothing written."""
 
 import os
-import signal
 import subprocess
 
 import pytest
@@ -9,19 +8,9 @@ from command import command, environment
 from hostile import PLUGINS, UNSUPPORTED, WITHOUT_A_RECORD
 
 from bench.__main__ import main
-from bench.common import signals
 from bench.execution.runner import Runner
 
-pytestmark = pytest.mark.usefixtures("same_code")
-
-
-@pytest.fixture(autouse=True)
-def handlers():
-    """The command answers signals from its first line on."""
-    before = {number: signal.getsignal(number) for number in signals.TO_END}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("same_code", "signals_restored")
 
 
 def name(hostile):

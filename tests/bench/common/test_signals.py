@@ -9,13 +9,7 @@ from command import start
 from bench.common import signals
 from bench.execution.interrupts import Interrupts
 
-
-@pytest.fixture(autouse=True)
-def handlers():
-    before = {number: signal.getsignal(number) for number in signals.TO_END}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("signals_restored")
 
 
 def test_who_ignores_a_signal_goes_on_ignoring_it():
