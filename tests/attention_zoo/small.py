@@ -1,5 +1,6 @@
 """Small inputs, mechanisms made for them, and how results are compared: what the tests of all mechanisms share."""
 
+import numpy as np
 import torch
 from closeness import assert_near
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -100,6 +101,24 @@ def assert_near_exact(attention, reference, given, mask, tolerance):
     pairs = ((found, given), (expected, exact))
     slopes = [torch.autograd.grad(out.double().square().sum(), leaves) for out, leaves in pairs]
     assert_near([x.cpu() for x in slopes[0]], slopes[1], tolerance)
+
+
+def algorithm_2(x, state, r):
+    """ICML version, Algorithm 2 for p = 4 in numpy: sqrt(r) tanh(f1(x) f2(x) / sqrt(r))."""
+
+    def layernorm(x, name):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return x * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+    def gelu(x):
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    def network(name):
+        first, second, third, fourth = (state[f"{name}.weights.{i}"][0] for i in range(4))
+        hidden = gelu(layernorm(x, f"{name}.layernorms.0") @ first) @ second
+        return gelu(layernorm(hidden, f"{name}.layernorms.1") @ third) @ fourth
+
+    return np.sqrt(r) * np.tanh(network("sketch.networks.0") * network("sketch.networks.1") / np.sqrt(r))
 
 
 def steps_after(prompt, attention, given, mask):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small import assert_close, assert_moments, maker, padding_at, sized
+from small import algorithm_2, assert_close, assert_moments, maker, padding_at, sized
 
 from attention_zoo.ops.draws import hadamard
 from attention_zoo.polysketch import SKETCHES
@@ -201,24 +201,6 @@ def test_learned_weights_start_as_lecun_normal():
             unit = weight.detach() * math.sqrt(weight.shape[1])
             assert_moments(unit, 0, 1)
             assert unit.abs().max() <= 2 / 0.8796256610342398 + 1e-6  # two of the standard deviations it is cut at
-
-
-def algorithm_2(x, state, r):
-    """ICML version, Algorithm 2 for p = 4 in numpy: sqrt(r) tanh(f1(x) f2(x) / sqrt(r))."""
-
-    def layernorm(x, name):
-        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-        return x * state[f"{name}.weight"] + state[f"{name}.bias"]
-
-    def gelu(x):
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-    def network(name):
-        first, second, third, fourth = (state[f"{name}.weights.{i}"][0] for i in range(4))
-        hidden = gelu(layernorm(x, f"{name}.layernorms.0") @ first) @ second
-        return gelu(layernorm(hidden, f"{name}.layernorms.1") @ third) @ fourth
-
-    return np.sqrt(r) * np.tanh(network("sketch.networks.0") * network("sketch.networks.1") / np.sqrt(r))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -7,6 +7,7 @@ import numpy as np
 import planted
 import pytest
 import torch
+from small import algorithm_2
 
 from attention_zoo.branches import BRANCHES
 from bench.measures import train
@@ -41,21 +42,6 @@ def normed(norm, x):
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.eps) * weight + bias
 
 
-def gelu(x):
-    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def sketched(sketch, x):
-    """Algorithm 2 of the paper for degree 4: `sqrt(r) tanh(f1(x) f2(x) / sqrt(r))`."""
-    found = []
-    for network in sketch.networks:
-        first, second, third, fourth = (weight[0].detach().double().numpy() for weight in network.weights)
-        hidden = gelu(normed(network.layernorms[0], x) @ first) @ second
-        found.append(gelu(normed(network.layernorms[1], hidden) @ third) @ fourth)
-    root = math.sqrt(sketch.sketch_size)
-    return root * np.tanh(found[0] * found[1] / root)
-
-
 class Naive(torch.nn.Module):
     """A hybrid less a branch, by the matrix of its weights in float64."""
 
@@ -67,7 +53,8 @@ class Naive(torch.nn.Module):
     def forward(self, query, key, value):
         q, k, v = (x.detach().double().numpy() for x in (query, key, value))
         exact_q, exact_k = (normed(norm, x) for norm, x in zip(self.hybrid.local_norms, (q, k), strict=True))
-        left, right = (sketched(self.hybrid.sketch, x) for x in (q, k))
+        state = {name: tensor.double().numpy() for name, tensor in self.hybrid.state_dict().items()}
+        left, right = (algorithm_2(x, state, self.hybrid.sketch.sketch_size) for x in (q, k))
         block = np.arange(q.shape[2]) // BLOCK
         is_near = block[:, None] == block
         weights = np.where(is_near, (exact_q @ exact_k.swapaxes(2, 3)) ** 4, (left @ right.swapaxes(2, 3)) ** 2)
