@@ -3,7 +3,7 @@
 import json
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ COLUMNS = (
     "cpu_model",
     "cpu_count",
     "threads",
-    "torch",
+    "torch",  # its version; of cells on a GPU also Triton's, which compiles the kernels
     "duration_s",  # seconds from the start to the end of the cell's process
     "check_s",  # seconds of these in the correctness gate
     "mechanisms",  # all mechanisms of the cell, separated by commas
@@ -198,7 +198,7 @@ def _conditions(record: Record) -> Row:
         settings["baseline"] = {**config["attention"], "dtype": config.get("dtype")}
     return {
         **{key: config.get(key) for key in COLUMNS if key in config and key not in ("attention", "bench")},
-        **{"cpu_model": record.cpu, **{key: machine.get(key) for key in ("cpu_count", "torch")}},
+        **{"cpu_model": record.cpu, "cpu_count": machine.get("cpu_count"), "torch": _software(machine)},
         **{key: getattr(record, key) for key in ("status", "reason", "ended", "cell_id", "record_id", "sweep_id")},
         "bench": bench["name"],
         "disturbed": bool(record.disturbed),
@@ -222,6 +222,11 @@ def _conditions(record: Record) -> Row:
         "place": 0,
         "value": np.nan,
     }
+
+
+def _software(machine: Mapping[str, Any]) -> str | None:
+    torch = machine.get("torch")
+    return f"{torch}, triton {machine.get('triton')}" if torch and machine.get("gpu_name") else torch
 
 
 def _busy(record: Record) -> float | None:

@@ -56,11 +56,13 @@ def test_a_row_says_what_its_cell_is(rng):
     assert json.loads(row["hyperparameters"]) == {"num_features": 64}
 
 
-def test_the_device_of_a_cell_on_a_gpu_is_the_gpu(rng):
+def test_a_cell_on_a_gpu_names_it_and_the_compiler_of_its_kernels(rng):
     record = spectral("skeinformer", 1024, 64, rng, "pretrained")
-    machine = record.machine | {"gpu_name": "Synthetic GPU"}
+    machine = record.machine | {"gpu_name": "Synthetic GPU", "triton": "3.6.0"}
     on_gpu = dataclasses.replace(record, config={**record.config, "device": "cuda:1"}, machine=machine)
-    assert set(tidy([on_gpu])["device_name"]) == {"Synthetic GPU"}
+    frame = tidy([on_gpu])
+    assert set(frame["device_name"]) == {"Synthetic GPU"}
+    assert set(frame["torch"]) == {f"{machine['torch']}, triton 3.6.0"} != set(tidy([record])["torch"])
 
 
 def test_each_row_of_a_comparison_has_its_own_dtype_and_implementation_and_an_older_entry_the_cells(rng):
