@@ -43,6 +43,7 @@ def main() -> None:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         job = json.loads(stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32 in convolutions, as PyTorch has it in products
     attention_zoo.import_plugins()
     config, folder, kept = job["config"], Path(job["folder"]), Path(job["results_dir"])
     limit = limit_memory(config, job["memory_share"], job["machine_bytes"])
@@ -159,6 +160,7 @@ def _numerics(context: CellContext) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+        "tf32_convolution": torch.backends.cudnn.allow_tf32,
         "bf16_reduced_precision": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cuda": torch.version.cuda,

@@ -20,6 +20,7 @@ def test_it_obeys_its_memory_limit(tmp_path):
     assert outcomes["softmax"].status == "oom" and not outcomes["softmax"].measurements
     assert outcomes["v_mean"].status == "ok"
     assert outcomes["v_mean"].numerics["memory_limit_bytes"] == int(0.1 * 2**30)
+    assert outcomes["v_mean"].numerics["tf32_convolution"] is False
 
 
 HARD = 64 * 2**30
