@@ -16,7 +16,7 @@ from analysis.plots.layout import Picture
 
 RESOLUTION = 130  # dots per inch of the PNG
 COLOURS = 256
-FEW = 4  # points of a seed's curve that are written as numbers
+FEW = 3  # points of a seed's curve that are written as numbers
 _NOTHING_OF_TODAY: dict[str, dict[str, None]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
