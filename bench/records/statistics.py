@@ -71,6 +71,8 @@ class Comparison:
     ratios: ArrayLike = field(compare=False)
     setting: str = ""
     """All other settings; points of one curve have the same."""
+    where: tuple[str, ...] = ()
+    """Some of these settings in words."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Overtaking:
     label: str
     batch: str
     """`batch size 4` or `8192 tokens per batch`, whichever is constant over the lengths."""
+    where: tuple[str, ...]
+    """As in `Comparison`."""
     crossover: Crossover
     faster: str
     """The mechanism that is ahead at the end."""
@@ -154,7 +158,7 @@ def overtakings(comparisons: Iterable[Comparison]) -> list[Overtaking]:
             crossed = crossover(sorted(curve), [curve[length].ratios for length in sorted(curve)])
             if crossed is not None:
                 order = (label, baseline) if crossed.faster == "b" else (baseline, label)
-                overtaken.append(Overtaking(baseline, label, batch, crossed, *order))
+                overtaken.append(Overtaking(baseline, label, batch, points[0].where, crossed, *order))
     return overtaken
 
 

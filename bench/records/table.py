@@ -1,9 +1,11 @@
 """Records as text: one line per finished cell, and the Markdown table at the end of a sweep."""
 
 import contextlib
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
+from typing import Any
 
 from bench.common.errors import bounded, in_cell
 from bench.records.record import Record, RecordError
@@ -33,15 +35,20 @@ def table(records: Sequence[Record]) -> str:
 
 
 def crossovers(records: Sequence[Record]) -> list[str]:
-    """For each comparison over several lengths, a line with the length from which one mechanism overtakes another."""
+    """For each comparison over several lengths, a line with the length from which one mechanism overtakes another.
+
+    In brackets stand the mask, the pass, the dtype and the batch, if the lines differ in them.
+    """
     in_order = sorted(records, key=attrgetter("ended", "record_id"))
     overtaken = overtakings(each for record in in_order for each in _comparisons(record))
     curves = {(each.baseline, each.label, each.batch) for each in overtaken}
     pairs = {(each.baseline, each.label) for each in overtaken}
+    varying = [len(set(words)) > 1 for words in zip(*(each.where for each in overtaken), strict=True)]
     lines = []
     for each in overtaken:
         at = f"at n = {each.crossover.length:.0f} [{each.crossover.low:.0f}, {each.crossover.high:.0f}]"
-        which = f" ({each.batch})" if len(curves) > len(pairs) else ""
+        words = [*itertools.compress(each.where, varying), *([each.batch] if len(curves) > len(pairs) else [])]
+        which = f" ({', '.join(words)})" if words else ""
         lines.append(f"{bounded(each.faster)} overtakes {bounded(each.slower)} {at}{which}")
     return lines
 
@@ -49,19 +56,23 @@ def crossovers(records: Sequence[Record]) -> list[str]:
 def _comparisons(record: Record) -> Iterator[Comparison]:
     length, batch = (record.config[key] for key in SIZES)
     setting = json.dumps({key: value for key, value in record.config.items() if key not in SIZES}, sort_keys=True)
+    where = _mask(record.config), str(record.config["bench"].get("measured_pass")), str(record.config.get("dtype"))
     with contextlib.suppress(RecordError):  # the table shows the error
         for each in quantities(record):
             if each.baseline is not None and each.attention is not None and each.raw is not None:
-                yield Comparison(each.baseline, each.attention, length, batch, each.raw, setting)
+                yield Comparison(each.baseline, each.attention, length, batch, each.raw, setting, where)
 
 
 def _row(record: Record) -> tuple[str, ...]:
     config = record.config
     names = (bounded(name, LONGEST_NAME) for name in (config["bench"]["name"], config["label"]))
     inputs = ": ".join(str(config["inputs"][key]) for key in ("name", "weights") if config["inputs"].get(key))
-    mask = "causal" if config.get("causal") else "not causal"
-    words = (*names, *(str(config[key]) for key in SIZES), mask, inputs, _result(record))
+    words = (*names, *(str(config[key]) for key in SIZES), _mask(config), inputs, _result(record))
     return (record.status, *map(in_cell, words))
+
+
+def _mask(config: Mapping[str, Any]) -> str:
+    return "causal" if config.get("causal") else "not causal"
 
 
 def _result(record: Record) -> str:

@@ -45,6 +45,24 @@ def test_lengths_with_the_same_tokens_are_one_curve(rng):
     assert words == ["8192 tokens per batch)", "16384 tokens per batch)"]
 
 
+def test_lines_that_differ_in_mask_or_pass_say_which_is_which(rng):
+    records = [at(n, n**2 / 1e6, n / 1e3, rng) for n in (512, 2048, 4096)]
+    others = [
+        dataclasses.replace(
+            record,
+            config={
+                **record.config,
+                "causal": not record.config["causal"],
+                "bench": {**record.config["bench"], "measured_pass": "backward"},
+            },
+        )
+        for record in records
+    ]
+    said = [one.split(" (")[1] for one in crossovers([*records, *others])]
+    masks, passes = zip(*(one.removesuffix(")").split(", ") for one in said), strict=True)
+    assert set(masks) == {"causal", "not causal"} and "backward" in passes and len(set(passes)) == 2
+
+
 def test_what_is_printed_is_what_the_figure_shows(rng):
     records = [at(n, n**2 / 1e6, n / 1e3, rng) for n in (4096, 512, 2048)]
     (drawn,) = comparison.crossovers(tidy(records)).itertuples()
