@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from mutation import PAGE, ROOT, Outcome, changed, families, load, mutants, page
+from mutation import PAGE, ROOT, Outcome, changed, families, load, mutants, page, selections
 
 import attention_zoo
 
@@ -14,6 +14,14 @@ PLANTED = [mutant for family in families() for mutant in mutants(family)]
 def test_a_mutant_changes_the_code(mutant):
     assert mutant.source() != (ROOT / mutant.file).read_text()
     compile(mutant.source(), mutant.file, "exec")
+
+
+@pytest.mark.parametrize("family", families())
+def test_the_tests_of_a_family_exist(family):
+    given = [part for call in selections(family) for part in call if part.startswith("tests/")]
+    assert given
+    for file, _, name in (part.partition("::") for part in given):
+        assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text() if name else (ROOT / file).exists()
 
 
 def test_every_family_has_five_at_most():
