@@ -221,7 +221,6 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]
     hours = cells.groupby("series")["duration_s"].mean() / 3600
     table = []
     for ((name, anchor), one), (p, word) in zip(known.items(), verdicts(known.values()), strict=True):
-        low, high = one.interval()
         needed = one.seeds_needed(len(known)) if word == UNDECIDED else None
         table.append(
             {
@@ -229,12 +228,7 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]
                 "n": key[1],
                 "attention": name,
                 "against": anchor,
-                "difference (nats)": one.value,
-                "low": low,
-                "high": high,
-                "p (Holm)": p,
-                "seeds": one.seeds,
-                "units": one.units,
+                **numbers(one, p),
                 "verdict": word if found.is_diagnostic else BLIND,
                 "seeds needed": needed,
                 "hours needed": needed and needed * (hours[name] + hours[anchor]),
@@ -242,6 +236,13 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]
             }
         )
     return [*table, *(_other_way_round(row) for row in table if row["attention"] in anchors)]
+
+
+def numbers(one: Difference, p: float) -> dict[str, float]:
+    """A comparison's columns in a table; `p` is corrected for its family."""
+    low, high = one.interval()
+    known = {"difference (nats)": one.value, "low": low, "high": high, "p (Holm)": p}
+    return known | {"seeds": one.seeds, "units": one.units}
 
 
 def _other_way_round(row: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import functools
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -68,6 +69,16 @@ def test_what_the_readme_says_is_made_from_the_records_whatever_stands_there():
     assert made == text, "write it again with `python -m tools.pages.readme`"
     _, below = text.split("\n## Try it\n")
     assert len(below.splitlines()) <= 150, "it is short below its first screen"
+
+
+def test_how_much_losses_still_move_is_what_docs_training_says():
+    rows = readme.load(readme.QUALITY).query("inputs == 'language_modelling' and metric == 'validation_loss'")
+    means = {key: np.stack([*own]).mean(0) for key, own in rows.groupby(["attention", "seq_len"])["raw"]}
+    page = " ".join((RESULTS.parent / "docs" / "training.md").read_text().split())
+    fall = [f"{before - last:.2f}" for *_, before, last in (means["flash", 512], means["local_sliding", 512])]
+    behind = [[f"{one:.3f}" for one in means["linear", n] - means["identity", n]] for n in (512, 1024)]
+    for numbers in (fall, *behind):
+        assert f"{', '.join(numbers[:-1])} and {numbers[-1]}" in page
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

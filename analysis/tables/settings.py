@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.controls import NEEDS, compared, losses, units_of
+from analysis.controls import NEEDS, compared, losses, numbers, units_of
 from analysis.paired import BETTER, EQUIVALENT, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
 
@@ -32,16 +32,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         raise MissingRecords(f"{NEEDS}, in several settings of one task")
     made = []
     for (said, one), (p, word) in zip(found, verdicts(one for _, one in found), strict=True):
-        low, high = one.interval()
-        numbers = {
-            "difference (nats)": one.value,
-            "low": low,
-            "high": high,
-            "p (Holm)": p,
-            "seeds": one.seeds,
-            "units": one.units,
-        }
-        made.append(said | numbers | {"better": AHEAD.get(word, word)})
+        made.append(said | numbers(one, p) | {"better": AHEAD.get(word, word)})
     table = pd.DataFrame(made).sort_values(["task", "difference (nats)"], kind="stable", ignore_index=True)
     return unless_quiet(table)
 

@@ -89,10 +89,8 @@ def learned(name: str, frame: pd.DataFrame) -> str:
 
 def _steps(rows: pd.DataFrame) -> str:
     """How long the models were trained: a loss says nothing of longer training."""
-    return " or ".join(
-        f"{steps:,} steps"
-        for steps in sorted({json.loads(text)["training"]["steps"] for text in set(rows["settings"])})
-    )
+    trained = {json.loads(text)["training"]["steps"] for text in set(rows["settings"])}
+    return " or ".join(f"{steps:,} steps" for steps in sorted(trained))
 
 
 def _interval(one: dict[str, Any]) -> str:
@@ -210,22 +208,24 @@ def _trained_shorter(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[
     longest, shortest = (pick(verdicts, key=lambda task_and_n: task_and_n[1]) for pick in (max, min))
     before, trained = losses(found[shortest], f"loss_at_{longest[1]}_by_unit"), losses(found[longest])
     positive, negative = verdicts[longest].positive or "", verdicts[longest].negative or ""
-    pairs = {
-        f"models trained at n = {shortest[1]:,} have a lead of {{}}": (before, positive, before, negative),
-        f"`{positive}` trained at {longest[1]:,} one of {{}} over that `{negative}`": (
+    pairs = [
+        (f"models trained at n = {shortest[1]:,} have a lead of", before, positive, before, negative),
+        (
+            f"`{positive}` trained at {longest[1]:,} has over that `{negative}` one of",
             trained,
             positive,
             before,
             negative,
         ),
-    } | {f"`{name}` {{}}": (trained, name, before, name) for name in (positive, negative, NO_ATTENTION)}
+        *((f"`{name}`", trained, name, before, name) for name in (positive, negative, NO_ATTENTION)),
+    ]
     said = []
-    for words, (first, name, second, other) in pairs.items():
+    for words, first, name, second, other in pairs:
         one = compared(first.get(name, {}), second.get(other, {}))
         if one is None:
             return ""
         low, high = one.interval(LEVEL)
-        said.append(words.format(f"{one.value:+.3f} ({low:+.3f} to {high:+.3f})"))
+        said.append(f"{words} {one.value:+.3f} ({low:+.3f} to {high:+.3f})")
     lead, over_better, *gains = said
     return (
         f" On the same text {lead}, {over_better}. Trained at n = {longest[1]:,} (fewer sequences a step) minus "
