@@ -90,7 +90,7 @@ class Metric:
             raise ValueError(f"{number}: must be finite, from {lowest:g} to {highest:g}")
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that differ from their defaults; numbers that JSON cannot store are texts."""
+        """The fields that differ from their defaults; numbers that JSON cannot store are texts, a NaN in `raw` is null."""
         fields = [(each, getattr(self, each.name)) for each in dataclasses.fields(self)]
         return {each.name: _as_json(value) for each, value in fields if value is not each.default}
 
@@ -129,8 +129,10 @@ class Metric:
 
 
 def _as_json(value: Any) -> Any:
-    if isinstance(value, (np.ndarray, tuple)):
-        return [_as_json(entry) for entry in value]
+    if isinstance(value, np.ndarray):  # as in the measurements, so that the store keeps such a list once
+        return [None if np.isnan(sample) else _as_json(sample) for sample in value]
+    if isinstance(value, tuple):
+        return list(value)
     if not isinstance(value, Real):
         return value
     number = float(value)

@@ -1,6 +1,7 @@
 """A record says what its benchmark says of it, so that reading it needs neither the benchmark nor torch."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from synthetic_records import written
 
 from bench import measures
 from bench.records.record import RecordError
-from bench.records.store import decode, encode
+from bench.records.store import READABLE, decode, encode
 from bench.records.summary import headline, quantities, summarised, traits
 
 ROOT = Path(__file__).parents[3]
@@ -44,6 +45,17 @@ def test_numbers_that_json_has_not_read_back():
     newer = reread(summarised(dataclasses.replace(record, measurements=measured, summary={})))
     perplexity = next(one for one in quantities(newer) if one.metric == "perplexity")
     assert perplexity.value == pytest.approx(np.exp(690.0)) and np.isnan(perplexity.low)
+
+
+def test_losses_where_nothing_is_asked_are_stored_once():
+    """Recall has a loss at the answers alone: null in the measurements, and the summary names their place."""
+    record = next(record for (name, *_), record in KINDS.items() if name == "train")
+    losses = [None, 1.5] * (READABLE // 2 + 1)
+    measured = {**record.measurements, "test": {**record.measurements["test"], "loss_by_position": losses}}
+    newer = summarised(dataclasses.replace(record, measurements=measured, summary={}))
+    assert "test/loss_by_position" in json.loads(encode(newer)[1])["summary."]["raw"].values()
+    (metric,) = (one for one in quantities(reread(newer)) if one.metric == "loss_by_position")
+    np.testing.assert_array_equal(metric.raw, np.array(losses, dtype=float))
 
 
 READING = """
