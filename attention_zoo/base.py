@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.checks import check_bool, check_indices, check_int, check_tensors, require
+from attention_zoo.checks import check_bool, check_indices, check_int, check_seed, check_tensors, require
 from attention_zoo.choice import ImplementationChoice
 from attention_zoo.info import Executed, UnsupportedError
 from attention_zoo.ops.decoding.states import KeyValueCache, State
@@ -57,7 +57,7 @@ class Attention(ImplementationChoice):
         self.num_heads = check_int("num_heads", num_heads)
         self.causal = check_bool("causal", causal)
         self.max_seq_len = None if max_seq_len is None else check_int("max_seq_len", max_seq_len)
-        self.seed = check_int("seed", seed, 0)
+        self.seed = check_seed(seed)
         self._checked_step: object = None
         if causal and not (self.info.causal or self.info.approximately_causal):
             raise UnsupportedError(f"causal=true: {self.info.name} cannot hide the future from the past")
@@ -340,7 +340,7 @@ class Attention(ImplementationChoice):
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Analytic FLOPs of one forward pass over all heads; a multiply-add counts 2."""
-        return batch * self.num_heads * self._flops(seq_len)
+        return check_int("batch", batch, 0) * self.num_heads * self._flops(check_int("seq_len", seq_len))
 
     def _flops(self, seq_len: int) -> int:
         """FLOPs of one head of one sequence."""
@@ -349,7 +349,7 @@ class Attention(ImplementationChoice):
     @torch.inference_mode(False)
     def resample(self, seed: int) -> None:
         """Redraw everything random (projections, samples, initial weights) from `seed`."""
-        self.seed = check_int("seed", seed, 0)
+        self.seed = check_seed(seed)
         self._draw()
 
     def _draw(self) -> None:

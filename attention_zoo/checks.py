@@ -21,6 +21,12 @@ def check_int(name: str, value: Any, minimum: int = 1) -> int:
     return value
 
 
+def check_seed(value: Any) -> int:
+    """Return `value` if torch's generators take it as a seed, else raise `ValueError`."""
+    require("seed", value, check_int("seed", value, 0) < 2**63, "below 2**63")
+    return value
+
+
 def check_float(name: str, value: Any, *, above: float = -math.inf, minimum: float = -math.inf) -> float:
     """Return `value` as a finite float that is > `above` and >= `minimum`, else raise `ValueError`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

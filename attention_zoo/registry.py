@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from attention_zoo.base import Attention
+from attention_zoo.checks import require
 from attention_zoo.info import AttentionInfo
 
 _REGISTRY: dict[str, type[Attention]] = {}
@@ -88,6 +89,7 @@ def create(
         UnsupportedError: the mechanism cannot do what was asked (causal, implementation), with the reason.
     """
     cls, known = attention_class(name), hyperparameters(name)
+    require("dtype", dtype, dtype is None or isinstance(dtype, torch.dtype), "a torch.dtype, such as torch.bfloat16")
     for key, value in settings.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)

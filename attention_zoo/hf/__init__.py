@@ -20,7 +20,7 @@ except ModuleNotFoundError:
     ) from None
 
 from attention_zoo.base import Attention
-from attention_zoo.checks import check_int, require
+from attention_zoo.checks import check_int, check_seed, require
 from attention_zoo.hf import cache, checkpoints
 from attention_zoo.hf.implementation import _REGISTERED, Implementation
 from attention_zoo.hf.masks import key_mask
@@ -75,7 +75,7 @@ def register(
     _check_hyperparameters(attention, settings)
     # A saved config returns tuples as lists.
     settings = {k: tuple(x) if isinstance(x, list) else x for k, x in settings.items()}
-    wanted = Implementation(name, attention, check_int("seed", seed, 0), max_seq_len, settings)
+    wanted = Implementation(name, attention, check_seed(seed), max_seq_len, settings)
     if name not in _REGISTERED:
         require("name", name, name not in AttentionInterface(), "new: transformers has it already")
         _REGISTERED[name] = wanted

@@ -51,6 +51,19 @@ def test_rows_and_items_that_are_not_there_are_refused():
         attention.attention_matrix(query, key[:1])
 
 
+def test_what_no_generator_dtype_or_sequence_can_be_is_refused():
+    attention = make("performer")
+    for asked, said in (
+        (lambda: make("performer", seed=2**63), rf"seed={2**63}: must be below"),
+        (lambda: attention.resample(-1), "seed=-1: must be"),
+        (lambda: attention.flops(1, -5), "seq_len=-5: must be"),
+        (lambda: attention.flops(1.5, 5), r"batch=1\.5: must be"),
+        (lambda: attention_zoo.create("softmax", head_dim=8, num_heads=1, dtype="float32"), "dtype='float32': must be"),
+    ):
+        with pytest.raises(ValueError, match=f"^{said}"):
+            asked()
+
+
 @every_name
 def test_bad_masks_are_refused(name):
     attention, given = make(name), inputs(name)
