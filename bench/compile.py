@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from typing import Any
 
 import torch
@@ -44,17 +44,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("nothing of this sweep runs on a GPU")
         return 0
     began = time.monotonic()
-    # One process each: after a CUDA error, a process compiles nothing more.
-    with ProcessPoolExecutor(
-        min(given.jobs, len(wanted)), multiprocessing.get_context("spawn"), max_tasks_per_child=1
-    ) as pool:
-        futures = {pool.submit(run_once, job): f"{job['label']}, {job['seq_len']} tokens" for job in wanted}
-        for future in as_completed(futures):
-            failed = future.exception()
-            found = f"{future.result():.1f} s" if failed is None else one_line(failed)
-            print(f"{futures[future]}: {found}", flush=True)
+    with ThreadPoolExecutor(given.jobs) as threads:
+        futures = {threads.submit(_in_a_process, job): f"{job['label']}, {job['seq_len']} tokens" for job in wanted}
+        try:
+            for future in as_completed(futures):
+                failed = future.exception()
+                found = f"{future.result():.1f} s" if failed is None else one_line(failed)
+                print(f"{futures[future]}: {found}", flush=True)
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
     print(f"{len(wanted)} mechanisms and shapes in {time.monotonic() - began:.0f} s")
     return 0
+
+
+def _in_a_process(job: dict[str, Any]) -> float:
+    """`run_once` in a process of its own: after a CUDA error it compiles nothing more, and one that dies is alone."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(run_once, job).result()
 
 
 def jobs(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:

@@ -150,6 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         store = Results(options.results)
+        if options.all and not store.root.is_dir():
+            raise ConfigError(f"--results={str(store.root)!r}: is no folder; must be a results folder, such as runs")
         for sweep_id in plans.saved(store.root) if options.all else ():
             try:
                 print(f"{sweep_id}  {State(store, plans.load(store.root, sweep_id)).counts()}")

@@ -4,7 +4,7 @@ EXAMPLES = """\
 Attention zoo: which efficient attention, from which length on, at what cost in time, memory and quality?
 
   python -m bench experiment=demo                                    a first comparison, some minutes
-  python -m bench attention=flash,performer seq_len=1024,4096        time: four cells of a sweep
+  python -m bench attention=flash,performer seq_len=1024,4096        time: twelve cells (three passes each)
   python -m bench bench=compare attention=flash,linear causal=true   which is faster, in interleaved rounds
   python -m bench bench=memory attention=softmax,flash seq_len=8192  peak memory
   python -m bench bench=spectral_norm inputs=pretrained attention=skeinformer,v_mean     error on a trained model

@@ -5,6 +5,7 @@ It ends when the parent does: stdin stays open as long as the parent lives.
 
 import contextlib
 import dataclasses
+import errno
 import faulthandler
 import importlib
 import json
@@ -56,8 +57,14 @@ def main() -> None:
     try:
         write_atomically(folder / "result.json", json.dumps(result, allow_nan=False).encode())
     except OSError as error:
-        code = UNWRITTEN + (error.errno or 0) % UNWRITTEN_ERRORS
+        code = unwritten(error)
     _end(code)
+
+
+def unwritten(error: OSError) -> int:
+    """The exit code for an error: a quota is a full disk, and a number that does not fit is an input/output error."""
+    number = errno.ENOSPC if error.errno == errno.EDQUOT else error.errno or errno.EIO
+    return UNWRITTEN + (number if number < UNWRITTEN_ERRORS else errno.EIO)
 
 
 def _end_with_parent() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 # Cores that other processes may use of the cell's own. On an idle machine they use less than 0.02; a neighbour that
 # computes uses almost one.
 OTHERS_CORES = 0.25
-# The kernel counts in ticks of 10 ms on each core, so less than this cannot be told from zero. So cells shorter than
-# half of it are never marked for it.
+# The kernel counts in ticks of 10 ms on each core, so less than this cannot be told from zero. So on two
+# cores cells shorter than half of it are never marked for it.
 OTHERS_S = 0.1
 # On a GPU the host launches kernels and prepares the backward pass: other processes may use all but these two cores.
 THREADS_BESIDE_A_GPU = 2

@@ -147,9 +147,10 @@ class Runner:
         return record
 
     def run_cell(self, cell: Cell, attempt: int = 1, options: Options | None = None) -> Record:
-        """Measure a cell, whose lock is held, in its own process; Ctrl-C gives a record with status `interrupted`.
+        """Measure a cell, whose lock is held, in its own process.
 
-        A cell that cannot be built gives an `unsupported` record, without a process. `attempt` counts from 1.
+        Ctrl-C, or another signal to end, gives a record with status `interrupted`. A cell that cannot be built gives an
+        `unsupported` record, without a process. `attempt` counts from 1.
         """
         identity = self.identity(cell, attempt, cell.config["device"])
         started, clock = datetime.now(UTC), time.perf_counter()
@@ -159,7 +160,7 @@ class Runner:
                 # An absolute path: a mechanism may change the child's working directory.
                 result = run_process(cell, self.store.root.absolute(), self.resources, options or Options())
         except KeyboardInterrupt:
-            result = {"status": "interrupted", "reason": "interrupted by the user"}
+            result = {"status": "interrupted", "reason": "interrupted by a signal"}
         duration = time.perf_counter() - clock
         if result["status"] == "ok" and measures.get(cell.config["bench"]["name"]).timed:
             reasons = host_state.disturbances(result["host_state"], result["device_state"])

@@ -86,7 +86,7 @@ class Reference:
         output, gradient = TOLERANCES[dtype]
         degree, draws = self.attention.weight_degree, OTHER_DRAWS if self.attention.info.data_dependent else 1
         short = float(self._cancelling(torch.tensor(float(seq_len))))
-        gradient = min(gradient * degree * draws, LARGEST_GRADIENT_ERROR) * short
+        gradient = min(gradient * degree * draws * short, LARGEST_GRADIENT_ERROR)
         return {"output": output * degree**0.5 * draws, "gradient": gradient}
 
     def _cancelling(self, visible: Tensor) -> Tensor:

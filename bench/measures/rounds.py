@@ -36,7 +36,10 @@ class TimedInRounds(Benchmark):
     replicates: ClassVar[str] = "rounds"
 
     min_sample_ms: float = setting(
-        20.0, "shortest sample in ms: calls are repeated until it lasts this long", minimum=0, condition=False
+        20.0,
+        "shortest sample in ms: calls are repeated until it lasts this long, at most 1,000 times",
+        minimum=0,
+        condition=False,
     )
 
 
@@ -71,7 +74,8 @@ def time_in_rounds(
     """Time passes of mechanisms that were checked before; their first and last results are checked here.
 
     `checks` and `passes` are by label: mechanisms that share their inputs share a check, and a label without a check is
-    not checked. Each sample lasts at least `min_sample_ms`. Peaks are sampled in each of the `repeats` rounds.
+    not checked. Each sample lasts at least `min_sample_ms`, or is of `MAX_CALLS_PER_SAMPLE` calls. Peaks are
+    sampled in each of the `repeats` rounds.
 
     Returns:
         By label `{"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method", "cache"}`; a sample is

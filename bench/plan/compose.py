@@ -75,7 +75,8 @@ def grid_choices(arguments: Sequence[str]) -> list[str]:
 def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     """The overrides of every job: each grid of `config.grids[config.size]`, crossed with the command line.
 
-    A key on the command line replaces the grid's key; `attention=` also replaces the grid's `attention.*` settings.
+    A key on the command line replaces the grid's key; `attention=` also replaces the `attention.*` settings of a grid
+    that names mechanisms.
     Raises `ConfigError` for a size that the experiment does not have, and for too many jobs.
     """
     overrides = parsed(arguments)
@@ -91,7 +92,7 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
         together = [*parsed([f"{key}={'null' if value is None else value}" for key, value in kept.items()]), *overrides]
         count = len(jobs) + math.prod(map(_choices, together))
         if count > limit:
-            raise ConfigError(f"max_cells={limit}: the sweep has {count:,} cells; max_cells={count} allows them")
+            raise ConfigError(f"max_cells={limit}: the sweep has {count:,} combinations; max_cells={count} allows them")
         jobs.update(dict.fromkeys(itertools.product(*_alternatives(together))))
     return [list(job) for job in jobs]
 

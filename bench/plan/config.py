@@ -78,7 +78,7 @@ class Config:
     )
     results_dir: str = setting("runs", "folder for the records")
     size: str = setting("laptop", "size of the experiment", choices=("minutes", "laptop", "night", "paper"))
-    max_cells: int = setting(10_000, "largest number of cells in one command", minimum=1)
+    max_cells: int = setting(10_000, "largest number of combinations of values in one command", minimum=1)
     dry_run: bool = setting(False, "only print what would be measured and how long it may take")
 
 

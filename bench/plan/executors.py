@@ -94,7 +94,9 @@ class Slurm(Executor):
     gres: str | None = setting(None, "option of sbatch")
     array_parallelism: int = setting(256, "largest number of jobs that run at the same time", minimum=1)
     signal_delay_s: int = setting(60, "seconds before a job's time limit when it is told to stop and save", minimum=20)
-    max_num_timeout: int = setting(3, "how often a job requeues itself after its time limit", minimum=0)
+    max_num_timeout: int = setting(
+        3, "restarts, preemptions too, up to which a job out of time requeues itself", minimum=0
+    )
     setup: list[str] | None = setting(None, "shell commands to run before the job")
     additional_parameters: dict[str, Any] | None = setting(None, "more options of sbatch, by name")
 

@@ -155,7 +155,7 @@ class Loader:
         arguments = (*self.own, *overrides)
         if self.own:
             return _composed.__wrapped__(arguments, 0)
-        return _composed(arguments, max(file.stat().st_mtime_ns for file in CONF.glob("*/*.yaml")))
+        return _composed(arguments, max(file.stat().st_mtime_ns for file in CONF.rglob("*.yaml")))
 
 
 @functools.lru_cache(maxsize=512)

@@ -84,7 +84,8 @@ def choose_device(setting: str, resources: Resources = THIS_MACHINE) -> str:
         return "cpu"
     if not count:
         raise ConfigError(f"device={setting!r}: {reason}")
-    index = 0 if resources.name else int(setting.partition(":")[2] or 0)
+    count = 1 if resources.name else count
+    index = int(setting.partition(":")[2] or 0)
     if index >= count:
         names = ", ".join(f"cuda:{number}" for number in range(count))
         raise ConfigError(f"device={setting!r}: there is no such GPU; must be auto, cpu, cuda or one of {names}")

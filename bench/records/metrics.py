@@ -90,7 +90,7 @@ class Metric:
             raise ValueError(f"{number}: must be finite, from {lowest:g} to {highest:g}")
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that differ from their defaults; numbers that JSON cannot store are texts, a NaN in `raw` is null."""
+        """The fields that differ from their defaults; numbers that JSON has not are texts, NaN in `raw` is null."""
         fields = [(each, getattr(self, each.name)) for each in dataclasses.fields(self)]
         return {each.name: _as_json(value) for each, value in fields if value is not each.default}
 

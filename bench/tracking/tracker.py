@@ -116,7 +116,7 @@ class Tracker:
             self._background.add(lambda: mirror.summary(sweep_id, records, figures, table(records)))
         began, longest = time.monotonic(), FINISH_S + FINISH_RECORD_S * len(self._records)
         if not self._background.wait(min(SILENT_S, longest)):
-            say("all is measured, MLflow is still being told; Ctrl-C leaves that to the next sweep")
+            say("all is measured, MLflow is still being told; the same command tells the rest after Ctrl-C")
             while (left := max(began, mirror.answered) + longest - time.monotonic()) > 0:
                 if self._background.wait(left):
                     break
@@ -133,7 +133,7 @@ class Tracker:
             self.mirror = None
             self._background.drop()
             what = without_credentials(one_line(error))
-            say(f"warning: {what}; the records are safe, the next sweep mirrors them")
+            say(f"warning: {what}; the records are safe, the same command mirrors them")
 
 
 def _require_store(uri: str) -> None:

@@ -43,7 +43,7 @@ def assert_all_is_told(results, folder):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["ends", "hangs"])
 def test_a_tracking_server_that_goes_away_costs_no_cell(number, tmp_path, promise):
     """A tracking server that ends or hangs during a sweep is one warning, given up after seconds; no cell is lost or
-    waits for it, and the next sweep tells it all
+    waits for it, and the same command tells it all
     """
     results = tmp_path / "runs"
     with mlflow_server(tmp_path) as (address, send):

@@ -69,19 +69,22 @@ def require_usable(settings: Ray, todo: Sequence[Cell]) -> None:
 def run(settings: Ray, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Measure as many cells in parallel as the cluster has room for; a lost cell is retried up to `max_retries`."""
     if not todo:
+        remote.end(runner)
         return
     remote.begin(runner, todo)
     with _cluster(settings, runner, gpus=any(cell.config["device"] == "cuda:0" for cell in todo)) as ray:
         Tasks(ray, settings, runner, todo, callback).run()
+    remote.end(runner)
 
 
 @contextlib.contextmanager
 def _cluster(settings: Ray, runner: Runner, gpus: bool) -> Iterator[Any]:
-    os.environ.update({**LOCAL, "RAY_AUTH_TOKEN": secrets.token_hex()} if settings.address is None else {})
-    ray: Any = importlib.import_module("ray")
-    if ray.is_initialized():
-        raise ConfigError("hydra/launcher=ray: this process uses Ray for something else; ray.shutdown() ends that")
+    own = {**LOCAL, "RAY_AUTH_TOKEN": secrets.token_hex()} if settings.address is None else {}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, own))  # also restores what is changed below
+        ray: Any = importlib.import_module("ray")
+        if ray.is_initialized():
+            raise ConfigError("hydra/launcher=ray: this process uses Ray for something else; ray.shutdown() ends that")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "address": settings.address}
         if settings.address is None:
             # Ray puts sockets in this folder, and their paths must be short.
@@ -150,7 +153,8 @@ class Tasks:
             raise
         if missing := list(self._records.missing.values()):
             count = f"{len(missing)} of {len(self._todo)} cells have no record"
-            raise UnfinishedError(f"{count}: {missing[0].title}, ...: {self._reason}; the same command goes on")
+            first = missing[0].title + ", ..." * (len(missing) > 1)
+            raise UnfinishedError(f"{count}: {first}: {self._reason}; the same command goes on")
 
     def _submit(self, cell: Cell) -> None:
         # Ray's own retries ignore some kinds of loss, and have no limit for others.

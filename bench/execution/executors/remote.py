@@ -21,7 +21,7 @@ from bench.records.summary import Results
 
 
 def round_file(results_dir: Path, sweep_id: str) -> Path:
-    """The file with the cells to measure; it exists from `begin` until the sweep has ended."""
+    """The file with the cells to measure; it exists from `begin` to `end`."""
     return results_dir / plans.FOLDER / sweep_id / "round.json"
 
 
@@ -29,6 +29,11 @@ def begin(runner: Runner, todo: Sequence[Cell]) -> None:
     """Write which cells are to be measured."""
     data = json.dumps({"cells": [cell.cell_id for cell in todo], "seen": sorted(runner.known)}).encode()
     write_atomically(round_file(runner.store.root, runner.sweep_id), data)
+
+
+def end(runner: Runner) -> None:
+    """Nothing is to be measured any more."""
+    round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
 
 
 def load(results_dir: Path, sweep_id: str) -> tuple[Runner, list[Cell]]:

@@ -74,7 +74,7 @@ def require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
 def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Measure the cells in jobs: first wait for existing jobs, then submit new ones. After Ctrl-C the jobs continue."""
     if not todo:
-        remote.round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
+        remote.end(runner)
         return
     for cell in todo:
         if cell.unsupported is not None:  # its record needs no job
@@ -98,7 +98,7 @@ def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: Progres
                 wait = f"python -m bench.cli.wait {runner.sweep_id} --results {results}"
                 say(f"slurm: jobs go on; `{wait}` waits for them, `scancel --name={names}` ends them")
             raise
-        remote.round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
+        remote.end(runner)
         queue.cancel()
 
 
@@ -170,7 +170,7 @@ def batch_script(settings: Slurm, name: str, file: Path, tasks: int) -> str:
     options = {
         **{key: getattr(settings, key) for key in same},
         "gpus_per_node": settings.gpus_per_node or None,
-        "mem": settings.mem_gb and f"{math.ceil(settings.mem_gb * 1024)}M",
+        "mem": None if settings.mem_gb is None else f"{math.ceil(settings.mem_gb * 1024)}M",
         "nodes": 1,
         "time": settings.timeout_min,
         "array": f"0-{tasks - 1}%{min(tasks, settings.array_parallelism)}",

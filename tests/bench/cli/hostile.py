@@ -35,7 +35,7 @@ SENTENCES = {
     "hydra/launcher=ray hydra.launcher.num_cpus=4096": "hydra.launcher.num_cpus=4096: must be at most",
     "hydra/launcher=ray hydra.launcher.address=127.0.0.1:9": "hydra.launcher.address='127.0.0.1:9': ",
     "max_cells=abc seed=range(0,1000000000)": "max_cells='abc': must be",
-    "seed=range(0,1000000)": "max_cells=10000: the sweep has 1,000,000 cells; max_cells=1000000 allows them",
+    "seed=range(0,1000000)": "max_cells=10000: the sweep has 1,000,000 combinations; max_cells=1000000 allows them",
     "seed=range(0,1000) seq_len=range(1,1001)": "1,000,000 cells",
     "seed=1,2,3 max_cells=2": "max_cells=2: the sweep has 3 cells",
     "seed=range(3,1)": "no cells",

@@ -112,6 +112,7 @@ def test_the_script_says_all_that_is_asked_for_as_data(tools, tmp_path):
     wanted.append(f"--output='{tmp_path}/50%% of $HOME/%x_%a.log'")
     assert {f"#SBATCH {option}" for option in wanted} <= {*lines}
     assert "module load x" in lines
+    assert "#SBATCH --mem=0M" in batch_script(settings(mem_gb=0), "name", folder / "name.json", 1)  # all that there is
     (run,) = (line for line in lines if line.startswith("exec "))
     assert shlex.split(run)[-3:] == ["-m", "bench.execution.executors.slurm_job", str(folder / "name.json")]
 

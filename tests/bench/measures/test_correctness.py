@@ -17,6 +17,7 @@ from attention_zoo.ops.feature_product import blocks
 from attention_zoo.registry import _REGISTRY
 from bench import measures
 from bench.execution.child import measure_cell
+from bench.measures.reference import TOLERANCES, Reference
 
 COMPARE = measures.check({"name": "compare", "min_sample_ms": 0})
 
@@ -24,6 +25,15 @@ COMPARE = measures.check({"name": "compare", "min_sample_ms": 0})
 def cell(name, passes=("forward",), **changes):
     bench = {"name": "latency", "passes": [*passes], "min_sample_ms": 0.0, "memory_limit": None}
     return cells.config(name, bench, **{"seq_len": 150, "head_dim": 16, "repeats": 6, **changes})
+
+
+@pytest.mark.parametrize("name", ["polynomial_square", "polynomial", "skeinformer", "informer"])
+def test_a_gradient_of_zeros_is_never_allowed(name):
+    """However large the degree is, and however few keys a row sees whose weights cancel."""
+    like = attention_zoo.create(name, head_dim=8, num_heads=1, impl="reference")
+    reference = Reference(like, like, with_gradients=True)
+    allowed = [reference.tolerance(dtype, n)["gradient"] for dtype in TOLERANCES for n in (1, 32, 4096)]
+    assert max(allowed) < 0.5
 
 
 @pytest.fixture

@@ -48,6 +48,15 @@ def test_a_device_that_is_none_is_refused(driver, monkeypatch, visible, setting,
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.parametrize("scheduler", ["slurm partition=gpu", "ray"])
+def test_a_scheduler_chooses_the_gpu(scheduler):
+    """A worker sees the one that it was given; any other is a mistake, not the first in its place."""
+    one = machine.Resources(scheduler, 1, True)
+    assert {machine.choose_device(setting, one) for setting in ("auto", "cuda", "cuda:0")} == {"cuda:0"}
+    with pytest.raises(ConfigError, match=r"^device='cuda:1': there is no such GPU; must be .* one of cuda:0$"):
+        machine.choose_device("cuda:1", one)
+
+
 def test_a_torch_without_cuda_runs_on_the_cpu_whatever_the_driver_shows(driver, monkeypatch):
     monkeypatch.setattr(machine, "torch_cuda", lambda: None)
     assert machine.choose_device("auto") == "cpu"

@@ -1,5 +1,7 @@
 """From messages and exit codes to statuses: what allocators, kernels and crashes really say."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import torch
 
 from attention_zoo import UnsupportedError
 from bench.common.errors import IncorrectError, NonFiniteError
+from bench.execution import child, runner
 from bench.records.outcomes import classify, classify_exit, count_oom_kills
 
 
@@ -73,6 +76,16 @@ def test_exits():
     assert classify_exit(-signal.SIGABRT, 1)[0] == "crash"
     assert classify_exit(3, 0)[0] == "crash" and "3" in classify_exit(3, 0)[1]
     assert classify_exit(0, 0)[0] == "crash"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [("ENOSPC", "ENOSPC"), ("EDQUOT", "ENOSPC"), ("EROFS", "EROFS"), ("ESTALE", "EIO")]
+)
+def test_a_result_that_cannot_be_written_says_why(number, said, tmp_path):
+    """Also where the system's number is larger than an exit code has room for."""
+    code = child.unwritten(OSError(getattr(errno, number), "why"))
+    why = f"its result could not be written: {os.strerror(getattr(errno, said))}"
+    assert runner._result(None, code, tmp_path / "none", 0) == {"status": "error", "reason": why}
 
 
 @pytest.mark.needs("memory_groups")

@@ -90,7 +90,7 @@ def test_what_does_not_get_on_is_left_to_the_next_sweep(tmp_path, monkeypatch, c
     mirror.sync(list(everything())[:1])
     mirror.finish("sweep", list(everything())[:1], [])
     assert time.monotonic() - began < 5
-    assert "no answer for 1 s; the records are safe, the next sweep mirrors them" in capsys.readouterr().err
+    assert "no answer for 1 s; the records are safe, the same command mirrors them" in capsys.readouterr().err
     never.set()
 
 
