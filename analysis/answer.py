@@ -5,7 +5,7 @@ exact softmax of the same dtype that needs least.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import pandas as pd
@@ -57,6 +57,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
     """One answer per mechanism, mask and dtype compared with exact softmax in interleaved rounds (bench=compare)."""
     speeds, softmax = crossover.table(frame), set(without_dtype(frame[exact_softmax(frame)]))
     speeds = speeds[~speeds["attention"].isin(softmax)]
+    compared = pd.Series(without_dtype(frame), frame.index).where(frame["bench"] == "compare")
     found = []
     for (dtype, causal, name), rows in speeds.groupby(["dtype", "causal", "attention"]):
         forward, training = (
@@ -68,7 +69,8 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
         from_n, is_first = _from(forward)
         of_dtype = frame[frame["dtype"] == dtype]
         peaks = [_memory(of_dtype, str(name), bool(causal), which) for which in ("forward", "forward_backward")]
-        errors = _errors(frame, str(name), bool(causal)) or (math.nan, None, None)
+        of_size = set(frame.loc[compared == name, "features"].dropna())
+        errors = _errors(frame, str(name), bool(causal), of_size) or (math.nan, None, None)
         trained = (
             (float(training["seq_len"].iloc[-1]), _numbers(training.iloc[-1])) if len(training) else (math.nan, None)
         )
@@ -173,8 +175,10 @@ def sentences(found: list[Answer]) -> list[str]:
 
 def fastest(own: list[Answer]) -> Answer | None:
     """Of those that are faster than softmax the one that trains fastest, or of none timed so, the fastest forward."""
-    trained = [one for one in _ahead(own) if _is_faster(one.training)] or _ahead(own)
-    return max(trained, key=lambda one: (one.training or one.forward or (0.0,))[0], default=None)
+    ahead = _ahead(own)
+    if trained := [one for one in ahead if _is_faster(one.training)]:
+        return max(trained, key=lambda one: (one.training or (0.0,))[0])
+    return max(ahead, key=lambda one: (one.forward or (0.0,))[0], default=None)
 
 
 def _ahead(own: list[Answer]) -> list[Answer]:
@@ -194,11 +198,12 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
         word = f"nothing that was measured is clearly faster, undecided is {ties}" if ties else "all others are slower"
         return [f"{words}: use exact softmax up to n = {most:,}; {word}."]
     first = min(ahead, key=lambda one: (one.from_n, one is not best, *_earliest(one)))
-    at = best.training_n if best.training else best.n
-    what = "forward and backward pass of one attention" if best.training else "forward pass"
-    gain = f"{speed(best.training or best.forward)} as fast as the best exact softmax at n = {at:,.0f} ({what})"
-    timed = sum(one.training is not None or best.training is None for one in own)
-    is_fastest = f"the fastest{' to train' if best.training else ''} (of {timed} measured): {gain}."
+    trains = _is_faster(best.training)  # of those that are faster at all, the fastest to train
+    at, what = (best.training_n, "forward and backward pass of one attention") if trains else (best.n, "forward pass")
+    ratio = speed(best.training if trains else best.forward)
+    gain = f"{ratio} as fast as the best exact softmax at n = {at:,.0f} ({what})"
+    timed = sum(one.training is not None or not trains for one in own)
+    is_fastest = f"the fastest{' to train' if trains else ''} (of {timed} measured): {gain}."
     where = "there," if first.from_n == first.n else f"from there to n = {first.n:,},"
     from_there = (
         f"{words}: use exact softmax below n = {first.from_n:,.0f}; {where} the longest measured, `{first.attention}` "
@@ -296,19 +301,26 @@ def _memory(frame: pd.DataFrame, name: str, causal: bool, measured_pass: str) ->
 
 
 def _errors(
-    frame: pd.DataFrame, name: str, causal: bool
+    frame: pd.DataFrame, name: str, causal: bool, sizes: Collection[int]
 ) -> tuple[float, tuple[float, float, float], tuple[float, float, float]] | None:
-    """The longest length, and there the errors of the mechanism (most features) and of averaging on a trained model."""
+    """The longest length, and there the errors of the mechanism and of averaging on a trained model.
+
+    The mechanism has one of these numbers of features, those of its times, if it has any; of several the largest.
+    """
     rows = frame[(frame["bench"] == "spectral_norm") & (frame["metric"] == "relative") & (frame["causal"] == causal)]
     rows = rows[(rows["inputs"] == "pretrained") & (rows["weights"] != "initialised") & rows["low"].notna()]
+    rows = rows[rows["function"] == "softmax"]  # polynomials are approximated, too
     shape = ["seq_len", "batch_size", "input_settings", "device_name"]
     rows = newest(rows, ["attention", "features", *shape])
-    both = rows[rows["attention"] == name].merge(rows[rows["attention"] == AVERAGING], on=shape, suffixes=("", "_mean"))
+    own = rows[(rows["attention"] == name) & (rows["features"].isin(sizes) | (not sizes))]
+    both = own.merge(rows[rows["attention"] == AVERAGING], on=shape, suffixes=("", "_mean"))
     if both.empty or name == AVERAGING:
         return None
     last = both.sort_values(["seq_len", "features"]).iloc[-1]
-    own, mean = ((float(last[f"value{of}"]), float(last[f"low{of}"]), float(last[f"high{of}"])) for of in ("", "_mean"))
-    return float(last["seq_len"]), own, mean
+    error, mean = (
+        (float(last[f"value{of}"]), float(last[f"low{of}"]), float(last[f"high{of}"])) for of in ("", "_mean")
+    )
+    return float(last["seq_len"]), error, mean
 
 
 def said_length(from_n: float, is_first: bool, longest: float) -> str:

@@ -90,10 +90,10 @@ def attributions(data: pd.DataFrame) -> list[Attribution]:
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """What each branch of a hybrid is worth: the loss without it minus the hybrid's, and which branch earns the loss.
 
-    Above 0 nats the branch earns; 95 % intervals are over seeds and `units`, groups of test examples. `how`: `removed`
-    from numerator and denominator of the trained model, which is not retrained; removed from the sum over values only;
-    or the other branch trained alone (`against`), which decides if it was measured. Verdicts are corrected over the
-    branches of a hybrid (Holm).
+    Differences are of the seeds that both have. Above 0 nats the branch earns; 95 % intervals are over seeds and
+    `units`, groups of test examples. `how`: `removed` from numerator and denominator of the trained model, which is
+    not retrained; removed from the sum over values only; or the other branch trained alone (`against`), which decides
+    if it was measured. Verdicts are corrected over the branches of a hybrid (Holm).
     """
     data, _ = trained_cells(frame)
     by_panel = dict(panels(data))

@@ -2,7 +2,8 @@
 
 If a model learns no more from the whole context than from a window, or from each token alone, nothing is ranked. The
 positive control is exact softmax. Negative controls are the mechanisms registered as controls (`local`, `identity`,
-`v_mean`) and models without attention. Classification is compared by accuracy, every other task by loss.
+`v_mean`) and models without attention. Whether a task is diagnostic, and which control is the best, is told by
+accuracy in classification, by loss in every other task; differences to it are of losses in all.
 """
 
 from collections import Counter
@@ -43,8 +44,8 @@ class Diagnosis:
     Attributes:
         is_diagnostic: the positive control beats every negative one; in classification by more than `POINTS`.
         sentence: why, with the smallest difference and its interval.
-        positive: the series of the positive control with the lowest loss; None if there is none.
-        negative: the series of the negative control with the lowest loss; None if there is none.
+        positive: the series of the best positive control (by loss; in classification by accuracy) or None.
+        negative: the same of the negative controls.
     """
 
     is_diagnostic: bool

@@ -26,12 +26,12 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     """The shortest length at which a whole training step is faster than the best softmax, at a loss as good or better.
 
     `equal from` is the answer, of all lengths together: that length; `none up to n` if it is no at every length;
-    `unknown` if records are missing, a difference is undecided, or the task is not diagnostic. `speed` is the step time
-    of the fastest exact softmax that was timed so, divided by the mechanism's, for the same model, task, batch and
-    dtype, and `step` whether that is faster; `timed` in the same rounds (bench=compare_train_step) or in cells minutes
-    apart (bench=train_step; undecided unless the interval is beyond a factor of 1.5). A step that is not faster answers
-    for its length without a loss. The difference is the test loss minus softmax's, paired by seed; `loss is` its
-    verdict, that of `paired` (corrected for all comparisons of a task and length). Empty: not measured.
+    `unknown` if records are missing, a difference is undecided, or the task is not diagnostic. `speed` is the step
+    time of the fastest exact softmax that was timed so, divided by the mechanism's, for the same model, task and
+    batch (in any dtype), and `step` whether that is faster; `timed` in the same rounds (bench=compare_train_step) or
+    in cells minutes apart (bench=train_step; undecided unless the interval is beyond a factor of 1.5). A step that is
+    not faster answers for its length without a loss. The difference is the test loss minus softmax's, paired by seed;
+    `loss is` its verdict, that of `paired` (corrected for all comparisons of a task and length). Empty: not measured.
     """
     data, _ = trained_cells(frame)
     return unless_quiet(lengths(frame, data).drop(columns=["kind", "series", "is equal"]))

@@ -35,7 +35,7 @@ _PART = r"""% Needs \usepackage{{array,booktabs,graphicx}}.
 {{\footnotesize\setlength{{\tabcolsep}}{{3pt}}%
 \resizebox{{\ifdim\width>\linewidth\linewidth\else\width\fi}}{{!}}{{%
 {}}}{}}}"""
-_LOW = re.compile(r"(^|[_ ])(low|lowest|from)($|[_ ])")
+_LOW = re.compile(r"(^|[_ ])(low|lowest)($|[_ ])|^from$")
 _HIGH = re.compile(r"(^|[_ ])(high|highest|largest|to)($|[_ ])")
 
 

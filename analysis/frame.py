@@ -132,9 +132,9 @@ def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd
 def widened(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each mechanism and condition that varies, one column for each metric in a readable unit.
 
-    Cells that differ only in their seed have a row each.
+    Cells that differ only in their seed have a row each; of several measurements of the same, the newest has it.
     """
-    shown = frame[(frame["status"] == "ok") & frame["shown_unit"].notna()].copy()
+    shown = frame[(frame["status"] == "ok") & frame["shown_unit"].notna()].sort_values("ended", kind="stable")
     names = shown["metric"] + shown["pass"].map(lambda name: f" {name}" if isinstance(name, str) else "")
     shown["name"] = names + shown["shown_unit"].map(lambda unit: f" ({unit})" if unit else "")
     shown["shown"] = shown["value"] * shown["factor"]

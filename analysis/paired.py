@@ -70,10 +70,10 @@ class Difference:
         """Seeds that settle the comparison with a chance of `POWER`, if the estimates are right.
 
         It is settled if a test at the level divided by `comparisons` finds the difference, or its equivalence. None if
-        `MOST_SEEDS` are too few.
+        `MOST_SEEDS` are too few; with fewer than `FEWEST_SEEDS` nothing is settled.
         """
         level = LEVEL / comparisons
-        for seeds in range(self.seeds + 1, MOST_SEEDS + 1):
+        for seeds in range(max(self.seeds + 1, FEWEST_SEEDS), MOST_SEEDS + 1):
             of_seeds = self.between_seeds / seeds
             error = math.sqrt(of_seeds + self.between_units)
             parts = [(seeds - 1, of_seeds), (self.units - 1, self.between_units)]
@@ -101,7 +101,7 @@ def difference(first: Array, second: Array) -> Difference:
         value=mean,
         variance=float(variance),
         freedom=_freedom(variance, [(seeds - 1, of_seeds), (units - 1, of_units)]),
-        between_seeds=float(max(of_seeds - of_rest, 0) * seeds),
+        between_seeds=float(of_seeds * seeds),
         between_units=float(max(of_units - of_rest, 0)),
         seeds=seeds,
         units=units,

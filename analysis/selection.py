@@ -44,8 +44,9 @@ def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """The rows of the named mechanisms; figures show them in this order.
 
     A name is a label, or the part of a label before the first blank (the variant); `*` matches anything. The exact
-    softmaxes of bench=compare stay as baselines of the speeds, but are not drawn. Those of bench=train and the controls
-    stay and are drawn: without them no figure could say whether the task tells anything.
+    softmaxes of bench=compare stay as baselines of the speeds, but are not drawn. Those of bench=train and of timed
+    training steps stay, with the controls, and are drawn: without them no figure could say whether the task tells
+    anything, or what a step costs beside softmax's.
 
     Raises:
         MissingRecords: a name matches no mechanism of the frame.
@@ -58,7 +59,7 @@ def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     place = frame["attention"].map(places)
     exact = exact_softmax(frame)
     base = (frame["bench"] == "compare") & (frame["metric"] == "latency") & exact
-    base |= (frame["bench"] == "train") & (exact | controls(frame))
+    base |= frame["bench"].isin(("train", "train_step", "compare_train_step")) & (exact | controls(frame))
     return frame.assign(place=place)[(place < len(names)) | base]
 
 
@@ -297,7 +298,8 @@ def of_several_codes(rows: pd.DataFrame) -> list[str]:
     labels = set()
     for (label, *_), cells in rows[rows["status"] == "ok"].groupby(["attention", *_RUN], dropna=False):
         alike = [own for _, own in cells.groupby("mechanisms")]
-        commits = set.intersection(*(set(own["commit"]) for own in alike))
+        # Where git knows nothing, as of an installed package, nothing is known to differ.
+        commits = set.intersection(*({*own["commit"].dropna()} or {None} for own in alike))
         if not commits or any(own["code"].nunique(dropna=False) > 1 for own in alike):
             labels.add(label)
     return sorted(labels)

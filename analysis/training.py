@@ -196,15 +196,17 @@ def _tuned(data: pd.DataFrame) -> pd.DataFrame:
     """Keep each mechanism's cells with its best learning rate; `rates` lists those that were tried.
 
     The best has the least mean validation loss over seeds, as comparisons are of means; a run that failed has an
-    infinite one, and where all rates have such runs, medians decide.
+    infinite one, and where all rates have such runs, medians decide. A rate with fewer seeds than another is not
+    chosen.
     """
     ends = data[data["metric"] == "validation_loss"].set_index("cell_id")["value"]
     model = [*PANEL, *_MODEL]
     cells = data[[*model, "cell_id", "rate"]].drop_duplicates("cell_id")
     cells = cells.assign(end=cells["cell_id"].map(ends).fillna(math.inf))
     cells["model"] = cells.groupby(model, dropna=False).ngroup()
-    by_rate = cells.groupby(["model", "rate"])["end"].agg(["mean", "median"]).reset_index()
-    best = by_rate.sort_values(["mean", "median"]).drop_duplicates("model").set_index("model")["rate"]
+    by_rate = cells.groupby(["model", "rate"])["end"].agg(["count", "mean", "median"]).reset_index()
+    ranked = by_rate.sort_values(["count", "mean", "median"], ascending=[False, True, True])
+    best = ranked.drop_duplicates("model").set_index("model")["rate"]
     tried = by_rate.groupby("model")["rate"].agg(lambda rates: ", ".join(f"{rate:g}" for rate in rates))
     several = cells["model"].map(by_rate["model"].value_counts()) > 1
     cells = cells[~several | (cells["rate"] == cells["model"].map(best))].set_index("cell_id")

@@ -18,7 +18,7 @@ _PANEL = ["baseline", "causal", "pass"]
 _TIE: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10, "markerfacecolor": "none"}
 _TIE |= {"markeredgecolor": "0.45", "label": ""}
 MOST_MARKED = 6
-"""Most series for which vertical lines mark crossovers; the table `crossovers` and figure `crossover` have all."""
+"""Most series for which vertical lines mark crossovers; `python -m analysis table` and figure `crossover` have all."""
 _EXPLANATION = (
     "Median over interleaved rounds of the baseline's time over theirs (above 1: faster), bars {}. Grey ring: a tie; "
     "pale band: where a ratio would be one{}."
@@ -70,17 +70,18 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per baseline, candidate and pass: which is `faster` from which `seq_len` on (`low` to `high`).
+    """One row per baseline, candidate, mask and pass: which is `faster` from which `seq_len` on (`low` to `high`).
 
     Pairs whose order does not change within the measured lengths have no row.
     """
     data, _ = _select(frame)
     rows = []
-    for name, group in data[data["metric"] == "speedup"].groupby("pass", sort=True):
+    for (causal, name), group in data[data["metric"] == "speedup"].groupby(["causal", "pass"]):
         for each in _overtakings(group):
             at = each.crossover
-            rows.append((each.baseline, each.label, name, each.faster, at.length, at.low, at.high))
-    return pd.DataFrame(sorted(rows), columns=["baseline", "attention", "pass", "faster", "seq_len", "low", "high"])
+            rows.append((each.baseline, each.label, causal, name, each.faster, at.length, at.low, at.high))
+    columns = ["baseline", "attention", "causal", "pass", "faster", "seq_len", "low", "high"]
+    return pd.DataFrame(sorted(rows), columns=columns)
 
 
 def without_dtype(rows: pd.DataFrame, column: str = "attention") -> list[str]:

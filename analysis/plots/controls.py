@@ -22,8 +22,8 @@ FAR = 0.4
 """An axis that reaches further than this many nats is symlog."""
 _EXPLANATION = (
     "Test loss minus that of the best negative control and minus softmax's, paired by seed and unit of the test, "
-    "with 95 % intervals over both: left is better. Words: verdicts corrected for all comparisons of a task "
-    f"and length (Holm), in brackets how many seeds would decide; grey: within {MARGIN} nats, as good as."
+    "with 95 % intervals over both: left is better. Words: verdicts corrected for {} comparisons of a task and length "
+    f"{{}}(Holm), in brackets how many seeds would decide; grey: within {MARGIN} nats, as good as."
 )
 _SYMLOG = f" Axes that reach beyond {FAR} nats are logarithmic from {LINEAR} nats on."
 
@@ -45,12 +45,15 @@ def figure(frame: pd.DataFrame) -> Picture:
         control = found.negative or str(found.positive)
         own = table[table["against"] == control].set_index("attention")["difference (nats)"]
         order = [*pd.concat([own, pd.Series({control: 0.0})]).sort_values(kind="stable").index]
+        order += [name for name in table["attention"].unique() if name not in order]  # too few seeds in common with it
         words = f"{kind}, n = {n:,}", found.word
         for panel, anchor, title in zip(pair, (found.negative, found.positive), words, strict=True):
             layout.title(panel, title)
             _draw(panel, table[table["against"] == anchor], anchor, order, properties)
     is_far = any(axes.get_xscale() == "symlog" for axes in drawn.axes)
-    text = [*notes(data), _EXPLANATION + _SYMLOG * is_far, *more, captions.conditions(data)]
+    family = ("the", "that are shown ") if "place" in frame else ("all", "")  # of chosen mechanisms
+    explanation = _EXPLANATION.format(*family) + _SYMLOG * is_far
+    text = [*notes(data), explanation, *more, captions.conditions(data)]
     return layout.finish(drawn, {}, *text)
 
 

@@ -78,8 +78,8 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     """How many times as fast each mechanism is as the fastest exact softmax, and from which length on it is faster.
 
     Above 1 is faster, in the same rounds; in brackets the interval over rounds. *Faster from*: from this length on a
-    mechanism stays faster, with its interval; or at all lengths that were measured, or at none. Shown is the longest
-    length; the CSV has all, and the speed over flash in float32 (`over_flash`).
+    mechanism stays faster, with its interval; or at all lengths that were measured, or from none of them on. Shown is
+    the longest length; the CSV has all, and the speed over flash in float32 (`over_flash`).
     """
     timed, _ = _timed(frame)
     best, keys = _over_best(timed), ["cell_id", "entry"]

@@ -30,12 +30,15 @@ def figure(frame: pd.DataFrame) -> Picture:
     batch), else the median over the training steps of runs on quiet cores; the label says which. The grey line is the
     Pareto front of a task that is diagnostic.
     """
-    data, notes = trained_cells(frame)
+    data, _ = trained_cells(frame)
     points = _points(frame, data)
     groups = [(key, rows) for key, rows in panels(points) if rows[[_TIMES[0], _TRAINED[0]]].notna().all().any()]
     if not groups:
         raise MissingRecords("needs bench=train_step of the models, or training on cores that nothing else used")
+    left_out = [f"{kind}, n = {n:,}" for (kind, n), _ in panels(points) if (kind, n) not in dict(groups)]
     data = within(data, [key for key, _ in groups])
+    _, notes = trained_cells(frame, set(data["inputs"]))
+    points = within(points, [key for key, _ in groups])
     is_diagnostic = {key: one.is_diagnostic for key, one in controls.diagnoses(data).items()}
     properties = style.of_series(data)
     numbers, legend = marks.numbered(properties)
@@ -54,6 +57,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     legend = legend if layout.in_a_column() else {}
     measured = points.dropna(subset=["interval"])
     explanation = _EXPLANATION.format(f" ({intervals.bars(measured)})" if len(measured) else "")
+    notes += [f"Without times of a step: {'; '.join(left_out)}."] if left_out else []
     return layout.finish(drawn, legend, *controls.notes(data), explanation, *notes, captions.conditions(data))
 
 

@@ -62,8 +62,9 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism's share of the most that this machine can do (the ceiling), by mask and length.
 
     The ceiling was measured in the same rounds: of a matrix product (compute) or of a copy (memory). 100 % is the
-    ceiling. Work is counted by the mechanism's own formula. Where the share is empty, the data stay in caches, which
-    are faster than that ceiling. The plain reference is the code that shows the formula.
+    ceiling. Work is counted by the mechanism's own formula. Where the share is empty, the pass is beyond its ceiling:
+    the data stay in caches, which are faster (`ceiling` says which one). The plain reference is the code that shows
+    the formula.
     """
     points = _points(_select(frame)[0]).sort_values(["causal", "seq_len", "share"], ascending=[True, True, False])
     references = frame[(frame["bench"] == "roofline") & (frame["impl"] == "reference")]

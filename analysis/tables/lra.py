@@ -111,7 +111,7 @@ def protocols(frame: pd.DataFrame) -> pd.DataFrame:
     cells = cells[cells["status"] == "ok"]
     if cells.empty:
         raise MissingRecords(NEEDS)
-    keys = ["inputs", "seq_len", "batch_size", "rest"]
+    keys = ["inputs", "seq_len", "batch_size", "dtype", "rest"]
     found = [one for key, rows in _with_options(cells).groupby(keys) for one in _changes(key[0], key[1], rows)]
     if not found:
         raise MissingRecords(f"{NEEDS}, and of the same with one option changed, with two seeds or more of both")
@@ -121,7 +121,7 @@ def protocols(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
-    """Add `options`, the settings of the protocol as JSON by `group.key`, and `rest`, the task's other settings."""
+    """Add `options`, the settings of the protocol as JSON by `group.key`, and `rest`: of the task, and the rate."""
     options, rest = [], []
     for text in cells["settings"]:
         settings = json.loads(text)
@@ -130,7 +130,9 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
             part = settings.get(group) or {}
             own |= {f"{group}.{key}": part[key] for key in part if names is None or key in names}
         options.append({key: value for key, value in own.items() if key.partition(".")[2] not in NO_OPTIONS})
-        rest.append(json.dumps({k: v for k, v in (settings.get("task") or {}).items() if k != "mask"}, sort_keys=True))
+        task = {key: value for key, value in (settings.get("task") or {}).items() if key not in TASK_OPTIONS}
+        rate = {key: value for key, value in own.items() if key.partition(".")[2] in NO_OPTIONS}
+        rest.append(json.dumps([task, rate], sort_keys=True))
     return cells.assign(options=[json.dumps(each, sort_keys=True) for each in options], rest=rest)
 
 

@@ -82,7 +82,7 @@ def _cell(value: object) -> str:
         return ""
     if not isinstance(value, float):
         return str(value)
-    return f"{value + 0:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"  # -0.0 + 0 is 0.0
+    return f"{value + 0:,.0f}" if abs(value) >= 999.5 or value == int(value) else f"{value:.3g}"  # -0.0 + 0 is 0.0
 
 
 def _interval(rows: pd.DataFrame, value: str, low: str, high: str) -> pd.Series:

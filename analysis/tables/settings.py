@@ -18,7 +18,7 @@ _LOOKS = ("evaluate_every", "evaluation_examples", "test_examples", "test_length
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Softmax against the best control, in every setting in which both were trained with two or more common seeds.
+    """Softmax against the best control in the same model, in every setting in which both have two or more common seeds.
 
     `setting` lists what differs from the setting with most of the most frequent values. Losses are means over seeds on
     the test split, and compare if they were `tested on` the same. Below 0 nats softmax is better; `p (Holm)` is

@@ -56,6 +56,33 @@ def test_the_length_is_the_first_measured_beyond_the_crossing_and_speeds_are_of_
     assert (row["from n"], row["from n, training"]) == ("1,024", "512 (the shortest measured)")
 
 
+def test_an_error_is_of_the_size_that_was_timed_and_of_softmax(rng):
+    """Of more features it is smaller, and what approximates a polynomial stands in for no softmax."""
+    more = spectral("skeinformer", 1024, 4096, rng, "pretrained")
+    timings = [timed(rng, costs(n), n) for n in LENGTHS]
+    own = spectral("skeinformer", 1024, 256, rng, "pretrained")
+    timings.append(spectral("v_mean", 1024, None, rng, "pretrained"))
+    expected = only(tidy([*timings, own])).error
+    assert expected is not None and only(tidy([*timings, own, more])).error == expected
+    frame = tidy([*timings, own])
+    assert only(frame.assign(function=frame["function"].where(frame["bench"] == "compare", "polynomial"))).error is None
+
+
+def test_where_nothing_trains_faster_the_fastest_forward_is_said(rng):
+    """Ratios of a forward pass and of training do not compare."""
+    times = {"flash": 10e6, "skeinformer": 1e6, "linformer": 5e6}
+    records = [
+        timed(rng, times, 1024),
+        timed(rng, {"flash": 9e6, "skeinformer": 10e6}, 1024, measured_pass="forward_backward"),
+    ]
+    (said,) = answer.sentences(answer.answers(tidy(records)))
+    assert (
+        "`skeinformer` is the fastest (of 2 measured): 10.0x" in said
+        and "(forward pass)" in said
+        and "train" not in said
+    )
+
+
 def test_what_is_ahead_or_behind_at_all_lengths_is_said_so(rng):
     for at, said in ((100, "512 (the shortest measured)"), (100_000, "none up to 1,024")):
         found = answer.answers(tidy([timed(rng, costs(n, at), n) for n in LENGTHS[:2]]))

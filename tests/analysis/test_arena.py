@@ -77,6 +77,14 @@ def test_black_pixels_as_padding_are_an_option_and_no_other_task():
     assert flash["value"].mean() == pytest.approx(0.7, abs=0.01)
 
 
+def test_another_rate_is_no_option_of_the_protocol():
+    """What was trained at two rates is compared within each."""
+    usual = [*cells({"flash": 0.7, "local": 0.6}), *cells({"flash": 0.9}, training={"learning_rate": 0.01})]
+    option = cells({"flash": 0.7}, training={"checkpoint": "last"})
+    (row,) = TABLES["lra_protocols"](tidy([*usual, *option])).to_dict("records")
+    assert abs(row["difference (points)"]) < 2
+
+
 def test_units_without_examples_at_the_end_change_no_accuracy():
     """A seed may have fewer units: those whose examples it did not draw."""
     records = cells({"flash": 0.8, "local": 0.7})

@@ -13,7 +13,7 @@ from analysis.frame import tidy
 from analysis.paired import MARGIN, difference
 from analysis.plots import by_distance, controls, extrapolation, learning
 from analysis.registry import FIGURES, TABLES
-from analysis.selection import MissingRecords
+from analysis.selection import MissingRecords, choose
 from analysis.training import trained_cells
 
 QUALITY = ("learning", "copying_induction", "recall", "perplexity", "perplexity_by_position", "quality_cost")
@@ -85,6 +85,24 @@ def test_differences_to_the_controls_have_their_intervals_and_verdicts():
         assert (band.get_x(), band.get_x() + band.get_width()) == (-MARGIN, MARGIN)
     blind = controls.figure(tidy(runs(LOSSES | {"local": 1.8})))
     assert blind.axes[1].get_title() == BLIND and BLIND in words(blind.axes[0])
+
+
+def test_what_has_too_few_seeds_in_common_with_the_control_is_a_row_all_the_same():
+    few = [run("performer", seed, 1.95) for seed in (8, 9)]
+    softmax = [run("softmax", seed, 1.9) for seed in (8, 9)]
+    figure = controls.figure(
+        tidy([*runs({name: LOSSES[name] for name in ("softmax", "local", "identity")}), *softmax, *few])
+    )
+    left, right = figure.axes
+    names = [text.get_text() for text in left.get_yticklabels()]
+    assert names[-1] == "performer" and len(bars_of_rows(right)) == len(bars_of_rows(left)) + 1
+
+
+def test_a_caption_says_of_which_comparisons_a_verdict_is():
+    frame = tidy(runs())
+    assert "corrected for all comparisons of a task" in caption(controls.figure(frame))
+    some = caption(controls.figure(choose(frame, ["performer"])))
+    assert "corrected for the comparisons of a task and length that are shown" in some
 
 
 def test_a_task_without_a_control_is_compared_with_softmax_alone():

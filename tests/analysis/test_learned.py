@@ -60,6 +60,18 @@ def test_a_mechanism_has_the_best_rate_and_a_failed_run_is_worst(ends, rng):
     assert any("not as many for all" in note for note in notes)
 
 
+def test_a_rate_with_fewer_seeds_is_not_chosen(rng):
+    """Those that are missing may have been the worse ones, and what has few seeds is compared with nothing."""
+    ends = {1e-3: (2.0, 2.0, 2.0), 3e-3: (1.0,)}
+    records = [
+        train("softmax", 64, seed, rng, "ok", rate, end, **LM)
+        for rate, of in ends.items()
+        for seed, end in enumerate(of)
+    ]
+    data, _ = trained_cells(tidy(records))
+    assert set(data["rate"]) == {1e-3} and set(data["rates"]) == {"0.001, 0.003"}
+
+
 def test_the_best_rate_is_that_of_the_validation_loss_not_of_the_test_loss(rng):
     records = [
         train("softmax", 64, 0, rng, learning_rate=rate, final=loss, **LM) for rate, loss in ((1e-3, 1.0), (3e-3, 2.0))

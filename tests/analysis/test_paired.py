@@ -7,6 +7,7 @@ from scipy import stats
 from analysis.paired import (
     BETTER,
     EQUIVALENT,
+    FEWEST_SEEDS,
     LEVEL,
     MARGIN,
     UNDECIDED,
@@ -114,7 +115,7 @@ def test_the_variance_is_that_of_a_crossed_design():
     one = difference(table, np.zeros_like(table))
     assert rest < min(of_seeds, of_units)
     assert one.variance == pytest.approx((of_seeds + of_units - rest) / (a * b))
-    assert one.between_seeds == pytest.approx((of_seeds - rest) / b)
+    assert one.between_seeds == pytest.approx(of_seeds / b), "what more seeds lower, with the rest"
     assert one.between_units == pytest.approx((of_units - rest) / (a * b))
     parts = (of_seeds / (a * b)) ** 2 / (a - 1) + (of_units / (a * b)) ** 2 / (b - 1)
     assert one.freedom == pytest.approx(one.variance**2 / parts)
@@ -138,6 +139,12 @@ def test_seeds_needed_find_the_difference_in_four_of_five_experiments(comparison
     assert power(seeds) == pytest.approx(0.8, abs=0.05) and power(seeds - 2) < 0.8
     wide = losses(np.random.default_rng(5), 0.02, sd_units=2.0)
     assert difference(*wide).seeds_needed() is None, "only more text would decide"
+
+
+def test_fewer_seeds_than_a_verdict_needs_are_never_enough():
+    rng = np.random.default_rng(3)
+    two = difference(*(x[:2] for x in losses(rng, 0.5)))
+    assert two.seeds == 2 and two.seeds_needed() == FEWEST_SEEDS
 
 
 def test_a_family_of_equivalences_is_corrected_too():

@@ -6,12 +6,14 @@ import logging
 import numpy as np
 import pytest
 from drawn import caption, gaps, legend, panels
+from synthetic_quality import runs, timed
 from synthetic_records import compare, latency, memory, record
 
+from analysis import equal_quality
 from analysis.frame import tidy
 from analysis.plots import compare as comparison
 from analysis.plots import scaling
-from analysis.selection import exact_softmax, newest, settle, several_lengths
+from analysis.selection import choose, exact_softmax, newest, of_several_codes, settle, several_lengths
 
 
 @pytest.fixture
@@ -28,6 +30,22 @@ def test_settle_keeps_the_most_frequent_conditions_and_logs_the_others(rng, log)
     kept, notes = settle(tidy(records))
     assert set(kept["dtype"]) == {"float32"} and kept["cell_id"].nunique() == 4
     assert notes == [] and "left out 2 cells, with dtype=bfloat16" in log() and "float32" not in log()
+
+
+def test_chosen_mechanisms_keep_what_their_steps_are_compared_with():
+    frame = tidy([*runs(), timed(("softmax", "flash", "performer"), 64)])
+    some = choose(frame, ["performer"])
+    assert set(some.loc[some["bench"] == "compare_train_step", "attention"]) == {"softmax", "flash", "performer"}
+    assert len(equal_quality.table(some)) and "polysketch_random_r32" not in set(some["attention"])
+
+
+def test_a_commit_that_nobody_knows_is_none_in_common(rng):
+    frame = tidy([latency("flash", n, rng) for n in (512, 1024, 2048, 4096)])
+    cells = frame.assign(mechanisms=["a", "a", "b", "b"][0])
+    groups = cells["seq_len"].map({512: "a", 1024: "a", 2048: "b", 4096: "b"})
+    for commits, said in (((None, "c", None, "d"), ["flash"]), ((None, "c", None, "c"), []), ((None,) * 4, [])):
+        own = cells["seq_len"].map(dict(zip((512, 1024, 2048, 4096), commits, strict=True)))
+        assert of_several_codes(cells.assign(mechanisms=groups, commit=own.astype(object), code="x")) == said
 
 
 def test_settle_allows_a_batch_that_follows_the_length(rng, log):
