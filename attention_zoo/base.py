@@ -13,6 +13,7 @@ from attention_zoo.info import Executed, UnsupportedError
 from attention_zoo.ops.decoding.states import KeyValueCache, State
 from attention_zoo.ops.fused_softmax import why_unsupported
 from attention_zoo.ops.masking import visible_rows
+from attention_zoo.ops.operators import product_dtype
 
 ALL = slice(None)
 Rows = Tensor | slice  # positions of rows of an attention matrix
@@ -190,6 +191,8 @@ class Attention(ImplementationChoice):
 
     def _decode_step(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         """Append a token to the state, and compute its output."""
+        if self.impl == "fused":  # what is refused changes no state
+            self._chooses_fused(self._why_no_fused_read, state, query)
         self._append(state, key, value, padding)
         return self._run(self._read, self._fused_read, self._why_no_fused_read, state, query)
 
@@ -302,7 +305,9 @@ class Attention(ImplementationChoice):
         items = check_indices("items", items, whole, items.device)
         require("items", items.tolist(), len(items) == len(query), f"{len(query)} of them, one for each query")
         positions = check_indices("positions", positions, query.shape[2], query.device)
-        at_once = max(1, MAX_ENTRIES // (self.num_heads * key.shape[2]))
+        if not len(query):
+            return query[:, :, positions]
+        at_once = max(1, MAX_ENTRIES // max(1, self.num_heads * key.shape[2]))
         rows = []
         for i, item in enumerate(items.tolist()):
             own = query[i : i + 1], key[i : i + 1], value[i : i + 1]
@@ -364,9 +369,13 @@ class Attention(ImplementationChoice):
         if query.device.type not in self.info.devices:
             devices = ", ".join(self.info.devices)
             raise UnsupportedError(f"{self.info.name} does not run on {query.device.type}; it runs on {devices}")
+        dtypes = ", ".join(map(str, self.info.dtypes))
         if query.dtype not in self.info.dtypes:
-            dtypes = ", ".join(map(str, self.info.dtypes))
             raise UnsupportedError(f"{self.info.name} does not take {query.dtype}; it takes {dtypes}")
+        # Powers of products overflow float16, under autocast too.
+        is_half = product_dtype(query) == torch.float16 and torch.float16 not in self.info.dtypes
+        if is_half and self.weight_degree > 1:
+            raise UnsupportedError(f"{self.info.name} does not take autocast to torch.float16; it takes {dtypes}")
 
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         check_tensors(query, key, value, self.num_heads, self.head_dim)

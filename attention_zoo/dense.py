@@ -125,6 +125,8 @@ class DenseAttention(AttentionDropout):
     ) -> Tensor:
         """As in the base class, with some rows of the matrix at a time."""
         outputs = []
+        if self.impl == "fused":  # what is refused changes no state
+            self._chooses_fused(self._why_no_fused_read, state, query)
         for rows in slices(query.shape[2], ROWS):
             own = None if padding is None else padding[:, rows]
             self._append(state, key[:, :, rows], value[:, :, rows], own)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attention_zoo.base import Attention
 from attention_zoo.checks import check_int
-from attention_zoo.info import Executed
+from attention_zoo.info import Executed, UnsupportedError
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import FeatureSums
@@ -26,9 +26,9 @@ class FeatureMapAttention(Attention):
     """Weights `<phi(q_i), phi(k_j)>^d`, divided by a bias plus their sum over j.
 
     A subclass sets `num_features` and implements `features`, phi; `_scaled_features` instead if phi may overflow. It
-    overrides `_fused_features` if the fast path computes features in another way, and `_fused_step` if a kernel
-    decodes. The state of decoding is sums over keys, whose size does not grow. Padded keys have features of zero, so
-    they add nothing to the sums.
+    overrides `_fused_features` if phi has parameters or the fast path computes it in another way, and `_fused_step`
+    if a kernel decodes. The state of decoding is sums over keys, whose size does not grow. Padded keys have features
+    of zero, so they add nothing to the sums.
 
     Args:
         block_size: b of the block algorithm of `causal=True`.
@@ -117,6 +117,9 @@ class FeatureMapAttention(Attention):
         )
 
     def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        plain = type(self)._fused_features is FeatureMapAttention._fused_features
+        if plain and next(self.parameters(), None) is not None:
+            return f"{self.info.name} has parameters, which its `_fused_features` must pass on: they would not learn"
         return why_unsupported(query, self.num_features, block_size=self.block_size, degree=self.feature_degree)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> Any:
@@ -133,6 +136,10 @@ class FeatureMapAttention(Attention):
     def _continue(
         self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
     ) -> Tensor:
+        if self.impl == "fused":
+            raise UnsupportedError(
+                f"impl=fused: no kernel of {self.info.name} adds several tokens, or padding, to a state"
+            )
         self.executed = Executed("reference")
         features, log_scale = self._key_features(key, padding)
         return state.extend(self._scaled_features(query)[0], features, value, log_scale, self.bias)

@@ -75,7 +75,9 @@ class Informer(SampledAttention):
         rows, row_weights = self._exact_rows(query, key, padding)
         mean = masked_mean(value, padding).expand_as(value)
         exact = row_weights @ value
-        return mean.scatter(2, rows.expand_as(exact), exact)
+        return mean.scatter(
+            2, rows.expand_as(exact), exact.to(mean.dtype)
+        )  # under autocast a product has another dtype
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         count, samples = self.counts(query.shape[2])
@@ -83,7 +85,8 @@ class Informer(SampledAttention):
         rows = self.sparsity(query, key, padding, from_all_scores=dense).topk(count).indices
         hidden = hidden_by(padding)
         exact = attend(take_rows(query, rows), key, value, scale=self.head_dim**-0.5, hidden=hidden)
-        return assign_rows(masked_mean(value, padding).expand_as(value), rows, exact.out), exact.backend
+        mean = masked_mean(value, padding).expand_as(value)
+        return assign_rows(mean, rows, exact.out.to(mean.dtype)), exact.backend
 
     def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
         """Softmax rows for the selected queries, 1/n elsewhere."""

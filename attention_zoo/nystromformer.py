@@ -13,6 +13,7 @@ from attention_zoo.ops.draws import uniform
 from attention_zoo.ops.fused_softmax import attend, hidden_by
 from attention_zoo.ops.gradients import once_differentiable
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
+from attention_zoo.ops.operators import current_autocast
 from attention_zoo.ops.sampling import take_rows
 from attention_zoo.registry import register
 
@@ -230,16 +231,20 @@ def _factors_of_step(kernels: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor, 
 
 
 class _Iterations(torch.autograd.Function):
-    """Steps of `pseudo_inverse`, whose sums are fused into the products in the backward pass, too."""
+    """Steps of `pseudo_inverse`, whose sums are fused into the products in the backward pass, too.
+
+    All are in the dtype of the kernels: autocast, which does not cast sums in place, takes no part.
+    """
 
     @staticmethod
     def forward(ctx: Any, kernels: Tensor, inverse: Tensor, iterations: int) -> Tensor:
-        steps = []
-        for _ in range(iterations):
-            factors = _factors_of_step(kernels, inverse)
-            if any(ctx.needs_input_grad):
-                steps += [inverse, *factors]
-            inverse = inverse @ factors[-1]
+        steps, inverse = [], inverse.to(kernels.dtype)
+        with torch.autocast(current_autocast(kernels.device)[0], enabled=False):
+            for _ in range(iterations):
+                factors = _factors_of_step(kernels, inverse)
+                if any(ctx.needs_input_grad):
+                    steps += [inverse, *factors]
+                inverse = inverse @ factors[-1]
         ctx.save_for_backward(kernels, *steps)
         return inverse.clone() if iterations == 0 else inverse
 

@@ -16,6 +16,7 @@ from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.draws import gaussian_matrix, integers, orthogonal_features
 from attention_zoo.ops.feature_product.blocks import Features, Pull
 from attention_zoo.ops.feature_product.tiles import padded
+from attention_zoo.ops.gradients import in_a_backward_pass
 from attention_zoo.registry import register
 
 if launching.HAS_TRITON:
@@ -106,8 +107,8 @@ class Performer(FeatureMapAttention):
         self.projection = draw(self.num_features, self.head_dim, generator).to(self.projection)
 
     def _count_forward(self) -> None:
-        """In training mode, draw a new projection if it is due."""
-        if self.redraw_interval is None or not self.training:
+        """In training mode, draw a new projection if it is due; a checkpoint that computes a pass again is no other."""
+        if self.redraw_interval is None or not self.training or in_a_backward_pass():
             return
         number, shared_by = divmod(self._forwards, self.redraw_interval)
         if number and not shared_by:

@@ -51,7 +51,7 @@ def figure(frame: pd.DataFrame) -> Picture:
             layout.title(panel, title)
             _draw(panel, table[table["against"] == anchor], anchor, order, properties)
     is_far = any(axes.get_xscale() == "symlog" for axes in drawn.axes)
-    family = ("the", "that are shown ") if "place" in frame else ("all", "")  # of chosen mechanisms
+    family = ("the", "that are shown ") if frame["place"].any() else ("all", "")  # of chosen mechanisms
     explanation = _EXPLANATION.format(*family) + _SYMLOG * is_far
     text = [*notes(data), explanation, *more, captions.conditions(data)]
     return layout.finish(drawn, {}, *text)

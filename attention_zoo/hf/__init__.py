@@ -66,7 +66,9 @@ def register(
     if name is None:
         alone = attention is None and not settings
         require("name", name, alone, "given where an attention or its hyperparameters are")
-        for each in set(map(_interface_name, list_attentions())) - set(_REGISTERED):
+        own = set(map(_interface_name, list_attentions()))
+        # Others keep what they were registered with, unless something else is asked for all.
+        for each in own if (seed, max_seq_len) != (0, None) else own - set(_REGISTERED):
             register(each, seed=seed, max_seq_len=max_seq_len)
         return
     usable = name.isidentifier() and not any(word in name for word in RESERVED)

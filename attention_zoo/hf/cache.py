@@ -15,6 +15,7 @@ from transformers.generation import GenerationMixin
 from attention_zoo.base import Attention
 from attention_zoo.hf.implementation import decodes_from_state
 from attention_zoo.hf.masks import MARK, key_padding, visible_of
+from attention_zoo.info import UnsupportedError
 from attention_zoo.ops.decoding.states import State
 
 # The names of the cache in `generate`: transformers 5.24 renamed it.
@@ -29,6 +30,7 @@ class StateLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.state: State | None = None
+        self._visible: Tensor | None = None  # which tokens the last mask showed, `(batch, 1, 1, seen)`
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the mechanism makes the state."""
@@ -48,17 +50,28 @@ class StateLayer(CacheLayerMixin):
             mask: `(batch, seen)`, True at tokens, or `(batch, 1, tokens, seen)`, True where visible; None sees all.
 
         Raises:
-            UnsupportedError: the mask is more than padding.
+            UnsupportedError: the mask is more than padding, or hides other tokens of the state than before.
         """
         tokens = query.shape[2]
-        mask = None if mask is None else visible_of(mask)[..., -tokens:]
-        padding = key_padding(mask, causal=True)
+        visible = None if mask is None else visible_of(mask)
+        self._require_same(visible, tokens)
+        padding = key_padding(None if visible is None else visible[..., -tokens:], causal=True)
         if self.state is not None and tokens == 1:
             # A step without a padding mask is faster.
             padding = None if padding is None or not padding.any() else padding
             return attention.step(query, key, value, self.state, padding)[0]
         out, self.state = attention.prefill(query, key, value, padding, self.state)
         return out
+
+    def _require_same(self, visible: Tensor | None, tokens: int) -> None:
+        """Refuse a mask that shows other tokens of the state than the last one did: what is in it stays in it."""
+        before, self._visible = self._visible, None
+        if visible is None:
+            return
+        self._visible = visible[:, :1, -1:] if visible.dim() == 4 else visible[:, None, None]
+        earlier = self._visible[..., :-tokens]
+        if self.state is not None and before is not None and not (earlier == before).all():
+            raise UnsupportedError("the mask hides other tokens than it did when they were added to the state")
 
     def get_seq_length(self) -> int:
         """The number of tokens seen, padding included."""
@@ -74,7 +87,7 @@ class StateLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self.state = None
+        self.state = self._visible = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Choose sequences, as a beam search does."""
@@ -84,11 +97,13 @@ class StateLayer(CacheLayerMixin):
         """Keep these sequences, in this order."""
         if self.state is not None:
             self.state.select(indices)
+        if self._visible is not None:
+            self._visible = self._visible[indices.to(self._visible.device)]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each sequence `repeats` times."""
         if self.state is not None:
-            self.state.select(torch.arange(self.state.batch_size).repeat_interleave(repeats))
+            self.batch_select_indices(torch.arange(self.state.batch_size).repeat_interleave(repeats))
 
 
 class StateCache(Cache):

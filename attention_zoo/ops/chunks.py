@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_zoo.ops.gradients import once_differentiable
+from attention_zoo.ops.operators import current_autocast
 
 Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
@@ -84,17 +85,25 @@ class _WeightedValues(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Weights, causal: bool, *tensors: Any) -> Tensor:
         query, key, value, padding, *parameters = tensors
-        ctx.weights, ctx.causal = weights, causal
+        ctx.weights, ctx.causal, ctx.autocast = weights, causal, current_autocast(query.device)
         ctx.save_for_backward(*tensors)
         out = torch.empty_like(query)
         for rows, keys, visible in _row_chunks(query, key, causal, padding):
             w, total = weights(query[:, :, rows], key[:, :, keys], visible, *parameters)
-            out[:, :, rows] = _divided(w.to(value.dtype) @ value[:, :, keys], total)
+            some = _divided(w.to(value.dtype) @ value[:, :, keys], total)
+            if not rows.start:  # autocast decides the dtype of a product
+                out = out.to(some.dtype)
+            out[:, :, rows] = some
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(*ctx.autocast):
+            return _WeightedValues._gradients(ctx, gradients[0])
+
+    @staticmethod
+    def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, padding, *parameters = ctx.saved_tensors
         totals = [torch.zeros_like(x) for x in (query, key, value, *parameters)]
         for rows, keys, visible in _row_chunks(query, key, ctx.causal, padding):
@@ -103,7 +112,7 @@ class _WeightedValues(torch.autograd.Function):
                 *(query[:, :, rows], key[:, :, keys], *parameters),
             )[:2]
             weights, values = w.to(value.dtype), value[:, :, keys]
-            gradient = _divided(gradients[0][:, :, rows], total)
+            gradient = _divided(d_out[:, :, rows], total)
             of_weights = gradient @ values.mT
             of_total = -(of_weights * _divided(weights, total)).sum(-1, keepdim=True)
             of_query, of_key, *of_parameters = pull_back((of_weights.to(w.dtype), of_total.to(total.dtype)))

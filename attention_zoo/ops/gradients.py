@@ -1,4 +1,4 @@
-"""Gradients that cannot be differentiated again, and say so."""
+"""Gradients that cannot be differentiated again, and say so; passes that are computed again."""
 
 import functools
 from collections.abc import Callable
@@ -36,6 +36,11 @@ class _ReadOnce:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
+
+
+def in_a_backward_pass() -> bool:
+    """Whether autograd runs in this thread: what calls a module then is a checkpoint, which computes it again."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

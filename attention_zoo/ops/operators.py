@@ -106,9 +106,24 @@ def has_autocast(device: str) -> bool:
     return device != "meta"
 
 
+def current_autocast(device: torch.device) -> tuple[str, torch.dtype, bool]:
+    """The arguments of a `torch.autocast` that does the same as the current one, if there is any.
+
+    A backward pass runs outside of autocast: what it computes again must be as it was, and products of mixed dtypes are
+    errors there.
+    """
+    kind = device.type if has_autocast(device.type) else "cpu"
+    return kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of x, or that of products with it under autocast, which leaves float64 as it is."""
+    device = x.device.type
+    if x.dtype == torch.float64 or not has_autocast(device) or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
+
+
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast the tensors as `F.scaled_dot_product_attention` does under autocast."""
-    device = tensors[0].device.type
-    if not has_autocast(device) or not torch.is_autocast_enabled(device):
-        return tensors
-    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
+    return tuple(x.to(product_dtype(x)) for x in tensors)

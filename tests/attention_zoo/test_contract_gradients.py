@@ -1,9 +1,11 @@
 """What every mechanism promises of its gradients, and of inputs that are extreme."""
 
+import itertools
 import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from contract import (
     BLOCK,
     HEAD_DIM,
@@ -21,6 +23,7 @@ from contract import (
 )
 from small import gradients
 from torch.autograd.gradcheck import GradcheckError
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import attention_zoo
@@ -45,6 +48,42 @@ def test_gradients_are_finite_and_reach_what_the_output_depends_on(name, causal,
         moved = [tensor.flip(-1) if i == index else tensor for i, tensor in enumerate(given)]
         assert changes(attention(*moved, mask), output) == (gradient.abs().max().item() > 1e-6)
     assert all((gradient != 0).any() for gradient in found[3:])
+
+
+class AsOnAGpu(TorchFunctionMode):
+    """Autocast of a CPU gives these in float32, as that of a GPU does: backward passes then see several dtypes."""
+
+    WIDE = (F.layer_norm, F.softmax, torch.softmax, torch.exp, torch.sum, torch.pow, torch.cumsum)
+    WIDE += (torch.Tensor.softmax, torch.Tensor.exp, torch.Tensor.sum, torch.Tensor.pow, torch.Tensor.cumsum)
+
+    def __torch_function__(self, function, types, given=(), named=None):
+        if function in self.WIDE and torch.is_autocast_enabled("cpu"):
+            given = [x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in given]
+        return function(*given, **(named or {}))
+
+
+@pytest.mark.parametrize("from_a_layer", [False, True], ids=["float32", "of a product"])
+@every_case
+def test_a_training_step_under_the_autocast_of_a_gpu_is_near_one_in_float32(name, causal, from_a_layer):
+    """The backward pass runs outside of autocast, where a product of two dtypes is an error."""
+    if torch.bfloat16 not in attention_zoo.info(name).dtypes or attention_zoo.info(name).package:
+        pytest.skip("takes no bfloat16, or is somebody else's")
+    tensors = [x.float() for x in inputs(name)]
+    weight = torch.eye(HEAD_DIM).requires_grad_()
+    blocks = [{"local": True, "block_size": BLOCK}] if name == "polysketch" and causal else []
+    for impl, more in itertools.product(attention_zoo.info(name).implementations, [{}, *blocks]):
+        if (name, impl) == ("flex_polynomial", "fused"):  # needs a GPU
+            continue
+        attention, found = make(name, causal=causal, dtype=torch.float32, impl=impl, **more), {}
+        for half in (False, True):
+            with AsOnAGpu(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+                given = [x @ weight if from_a_layer else x * weight.diagonal() for x in tensors]
+                out = attention(*given)
+            with AsOnAGpu():
+                (found[half],) = torch.autograd.grad(out.float().square().sum(), weight)
+        assert found[True].isfinite().all()
+        if not attention_zoo.info(name).data_dependent:
+            assert (found[True] - found[False]).norm() <= 0.2 * found[False].norm() + 0.2
 
 
 @every_case

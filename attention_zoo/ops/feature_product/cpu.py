@@ -31,7 +31,7 @@ from attention_zoo.ops.feature_product.feature_maps import add_product, at_least
 from attention_zoo.ops.feature_product.reference import BlockScales, LocalInputs, next_scales, scaled, visible
 from attention_zoo.ops.gradients import once_differentiable
 from attention_zoo.ops.masking import denominator, power_
-from attention_zoo.ops.operators import has_autocast
+from attention_zoo.ops.operators import current_autocast
 
 # Elements of the features of a block; twice that stays in the caches of a few cores.
 ENTRIES = 2**20
@@ -113,7 +113,8 @@ class _BlockProduct(torch.autograd.Function):
             product.causal()
         else:
             residuals = product.full()
-        ctx.settings, ctx.num_residuals, ctx.autocast = settings, len(residuals), _autocast(inputs.query.device.type)
+        ctx.settings, ctx.num_residuals = settings, len(residuals)
+        ctx.autocast = current_autocast(inputs.query.device)
         ctx.save_for_backward(*residuals, *inputs[:-1], product.out, product.total, *inputs.parameters)
         return product.out
 
@@ -124,7 +125,7 @@ class _BlockProduct(torch.autograd.Function):
         residuals, saved = tensors[: ctx.num_residuals], tensors[ctx.num_residuals :]
         inputs, settings = Inputs(*saved[:6], saved[8:]), ctx.settings  # type: ignore[call-arg]
         out, total = saved[6:8]
-        with torch.autocast(*ctx.autocast):  # a backward pass runs outside of it, and computes features again
+        with torch.autocast(*ctx.autocast):
             grad = (grads[0] / denominator(total, settings.bias)).to(inputs.value.dtype)
             d_total = -(grad * out).sum(-1, keepdim=True).masked_fill_(total + settings.bias == 0, 0)
             gradients = Gradients(settings, inputs, grad, d_total)
@@ -135,12 +136,6 @@ class _BlockProduct(torch.autograd.Function):
             else:
                 gradients.of_full(residuals)
         return None, *gradients.all
-
-
-def _autocast(device: str) -> tuple[str, torch.dtype, bool]:
-    """The arguments of a `torch.autocast` that does the same as the current one, if there is any."""
-    device = device if has_autocast(device) else "cpu"
-    return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
 
 class _Product:

@@ -14,6 +14,7 @@ from torch import Tensor
 from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
 from attention_zoo.ops.gradients import once_differentiable
 from attention_zoo.ops.masking import denominator, power_
+from attention_zoo.ops.operators import current_autocast
 
 
 class LocalInputs(NamedTuple):
@@ -178,6 +179,7 @@ class _FeatureProduct(torch.autograd.Function):
     def forward(ctx: Any, settings: tuple[bool, int, int, int], *inputs: Any) -> Tensor:
         ctx.save_for_backward(*inputs)
         ctx.settings = causal, block_size, degree, local_degree = settings
+        ctx.autocast = current_autocast(inputs[0].device)
         left, right, value, local_query, local_key, log_scale = inputs
         state = _new_state(right, value, degree)
         out = value.new_zeros(*left.shape[:2], value.shape[-1], dtype=state.dtype)
@@ -199,9 +201,14 @@ class _FeatureProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(*ctx.autocast):
+            return _FeatureProduct._gradients(ctx, grads[0])
+
+    @staticmethod
+    def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right, value, local_query, local_key, log_scale = ctx.saved_tensors
         causal, block_size, degree, local_degree = ctx.settings
-        grad = grads[0].to(value.dtype)
+        grad = grad.to(value.dtype)
         if not causal:
             return None, *_full_gradients(left, right, value, grad, block_size, degree), None, None, None
         d_scale = None if log_scale is None else torch.zeros_like(log_scale)
