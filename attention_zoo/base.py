@@ -26,7 +26,8 @@ class Attention(ImplementationChoice):
     A subclass sets `info`, takes its hyperparameters as keyword-only arguments with defaults, passes the rest on as
     `**common`, and implements `_attend`, `_rows` (or `_matrix`) and `_flops`. A fast path needs `_fused` and
     `_why_not_fused`; decoding needs `_read`, and `_new_state` and `_append` if its state is not a cache. Between two
-    calls of `resample` an instance is a deterministic function of its inputs, except for dropout in training.
+    calls of `resample` an instance is a deterministic function of its inputs, except for dropout, and for draws that
+    a hyperparameter asks for anew, in training.
 
     Args:
         head_dim: h, the last dimension of query, key and value.

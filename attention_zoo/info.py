@@ -35,7 +35,7 @@ class AttentionInfo:
         causal: it can hide the future from the past.
         padding: it takes a `key_padding_mask`.
         cross: query and key lengths may differ.
-        random: its function depends on the seed.
+        random: with the default hyperparameters, its function depends on the seed.
         complexity: of a forward pass, `O(n h)`.
         exact: it computes exactly the function in `approximates`; always True if that is None.
         data_dependent: comparisons of input values decide which rows or columns are computed, so that rounding may

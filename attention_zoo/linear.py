@@ -21,8 +21,8 @@ class Linear(FeatureMapAttention):
 
     The causal sums end at j = i (Katharopoulos et al., equation 8; equation 3.7 of Reizin's thesis, Fast Algorithms
     for Attention Mechanism, sums over all keys: a slip). There is no 1 / sqrt(h). Padded keys have features of zero,
-    not only vectors of zero (phi(0) = 1 would stay in the denominator). Below -17 the official `elu(x) + 1` is zero in
-    float32, here it is `exp(x)`. The "linear" of the Skeinformer code has no denominator and is another function.
+    not only vectors of zero (phi(0) = 1 would stay in the denominator). Below -17.4 the official `elu(x) + 1` is zero
+    in float32, here it is `exp(x)`. The "linear" of the Skeinformer code has no denominator and is another function.
 
     Args:
         eps: added to the denominator, so that the weights of a row sum to a little less than 1.

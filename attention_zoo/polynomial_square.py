@@ -23,7 +23,7 @@ LARGEST_INITIAL_COEFFICIENT = 50.0
 
 @register
 class PolynomialSquare(NormedDotProducts):
-    """Weights `f(x)^2`, `f(x) = a_0 + a_1 x + ... + a_d x^d` (section 4.3), with the n x n matrix in memory.
+    """Weights `f(x)^2`, `f(x) = a_0 + a_1 x + ... + a_d x^d` (section 4.3).
 
     As in the thesis' kernel `((<q, k> + alpha) / beta)^p` of section 4.1, `x = (<q, k> + alpha) / beta`, with
     `beta = 1 / scale`. A monomial f is that kernel with p = 2 d. Section 4.3 divides by the sum of a row alone

@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def parse(given: str) -> tuple[str, str, dict[str, Any]]:
-    """Parse `name:key=value,...` into the text, name and hyperparameters; values are Python literals or strings."""
+    """Parse `name:key=value,...` into the text, name and hyperparameters; values are numbers, true/false or names."""
     name, _, pairs = given.partition(":")
     hyperparameters: dict[str, Any] = {}
     for pair in filter(None, pairs.split(",")):

@@ -87,11 +87,12 @@ class LucidrainsLinformer(PortedAttention):
 class LucidrainsPerformer(PortedAttention):
     """FAVOR+ by performer-pytorch: like `performer`, with the same projection for the same seed, and the same cost.
 
-    It adds 1e-4 to every feature, relative to the largest of its query or of all keys; ours adds 1e-6 relative to the
-    largest of its own query or key. The largest is a constant for gradients. If causal, the largest over all keys lets
-    the future change past outputs. Without its CUDA code it has an m x h sum in memory for each of the 128 positions of
-    a chunk: as many multiplications as without blocks, and more memory traffic. Its causal sums have the dtype of the
-    inputs, so in bfloat16 they lose digits, and `bench` calls long ones incorrect. It takes no mask.
+    It adds 1e-4 to every feature, relative to the exponential of the largest product with its query or of all keys;
+    ours adds 1e-6 relative to the largest feature of its own query or key. The largest is a constant for gradients.
+    If causal, the largest over all keys lets the future change past outputs. Without its CUDA code it has an m x h
+    sum in memory for each of the n / 128 positions of a chunk: as many multiplications as without blocks, and more
+    traffic. Its causal sums have the dtype of the inputs, so in bfloat16 they lose digits, and `bench` calls long
+    ones incorrect. It takes no mask.
 
     Args:
         num_features: m.

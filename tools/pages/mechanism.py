@@ -44,11 +44,10 @@ def facts(name: str) -> str:
 
 
 def _function(info: attention_zoo.AttentionInfo) -> str:
-    if info.control:
-        return "nothing: it is a control, with which others are compared"
+    also = "; it is a control, with which others are compared" if info.control else ""
     if info.approximates is None:
-        return "nothing: it is a function of its own"
-    return f"{info.approximates} attention" + (", exactly" if info.exact else "")
+        return "nothing: it is a function of its own" + also
+    return f"{info.approximates} attention" + (", exactly" if info.exact else "") + also
 
 
 def _causal(info: attention_zoo.AttentionInfo) -> str:

@@ -84,16 +84,21 @@ def mechanisms_of_variants() -> dict[str, str]:
 def _variant(path: Path) -> list[str]:
     name, text = path.stem, path.read_text()
     purpose = text.splitlines()[0].removeprefix("#").strip()
-    settings = yaml.safe_load(text)
-    parent = settings.pop("defaults", [None])[0]
-    mechanism = settings.pop("name", None) or _mechanism_of(parent)
+    settings, parent = _merged(name), yaml.safe_load(text).get("defaults", [None])[0]
+    mechanism = settings.pop("name")
     rows = "; ".join(f"{row.paper}: {row.row}" for row in ROWS if row.variant == name)
     return [f"`{name}`", f"`{mechanism}`", _settings(settings) if parent else "the defaults", purpose, rows]
 
 
 def _mechanism_of(variant: str) -> str:
+    return str(_merged(variant)["name"])
+
+
+def _merged(variant: str) -> dict[str, Any]:
+    """The settings of a variant, with those of the one that it derives from."""
     settings = yaml.safe_load((CONF / "attention" / f"{variant}.yaml").read_text())
-    return settings["name"] if "name" in settings else _mechanism_of(settings["defaults"][0])
+    parent = settings.pop("defaults", [None])[0]
+    return settings if parent is None else _merged(parent) | settings
 
 
 def _settings(settings: dict[str, Any]) -> str:
