@@ -56,7 +56,7 @@ class Sketch(nn.Module):
 class RandomSketch(Sketch):
     """`PSWN(A, r, p) = sqrt(1/r) [(M1 G1) o (M2 G2)]`, recursively.
 
-    Gaussian G: ICML version, Algorithm 1. SRHT (v1, section 2.3): G is a sampled Hadamard matrix, after a base SRHT
+    Gaussian G: ICML version, Algorithm 1. SRHT (v1, definition 2.4): G is a sampled Hadamard matrix, after a base SRHT
     of the input. `<L_i, R_j>` is unbiased for `<q_i, k_j>^degree`; its square is not unbiased for the square.
     The official code also divides both sketches by sqrt(r), so its weights are r^2 times too small; we do not.
     """
@@ -187,8 +187,8 @@ class Polysketch(FeatureMapAttention):
         degree: p, a power of two.
         local: exact polynomial weights inside diagonal blocks (ICML, section 3.2); causal only, and the function then
             depends on `block_size`.
-        block_size: b. With `local`, None is the papers' 1024. Without it only the speed depends on b, and None picks a
-            fast one: 256 on a CPU; on a GPU all of a short sequence, of a longer one 512, or 1024 from r = 64 on.
+        block_size: b. With `local`, None is the ICML version's 1024. Without it only the speed depends on b, and None
+            picks a fast one: 256 on a CPU; on a GPU all of a short sequence, of a longer one 512, or 1024 from r = 64 on.
         qk_layernorm: LayerNorm of queries and keys before a random sketch and before the exact weights. Learned
             networks begin with their own norm; with them the exact weights have one norm for queries and one for keys.
         scale: c in `(c <q, k>)^p`; the norm of a learned sketch undoes it, its exact weights have it.

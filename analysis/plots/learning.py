@@ -55,7 +55,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 @layout.styled()
 def sudden(frame: pd.DataFrame) -> Picture:
-    """Copying and induction over the steps of training (PolySketchFormer, Figure 5).
+    """Copying and induction over the steps of training (PolySketchFormer, Figure 5, of copying).
 
     One row for each task and length, one panel for each mechanism. Failed runs are named in the panel.
     """

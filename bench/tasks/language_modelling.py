@@ -1,4 +1,4 @@
-"""Language modelling: the next token of a text (PolySketchFormer, section 4 and appendix G)."""
+"""Language modelling: the next token of a text (PolySketchFormer, section 4, appendices E and G)."""
 
 from __future__ import annotations
 
