@@ -188,7 +188,7 @@ class Polysketch(FeatureMapAttention):
         local: exact polynomial weights inside diagonal blocks (ICML, section 3.2); causal only, and the function then
             depends on `block_size`.
         block_size: b. With `local`, None is the ICML version's 1024. Without it only the speed depends on b, and None
-            picks a fast one: 256 on a CPU; on a GPU all of a short sequence, of a longer one 512, or 1024 from r = 64 on.
+            picks a fast one: 256 on a CPU; on a GPU all of a short sequence, of a longer one 512, or 1024 from r = 64.
         qk_layernorm: LayerNorm of queries and keys before a random sketch and before the exact weights. Learned
             networks begin with their own norm; with them the exact weights have one norm for queries and one for keys.
         scale: c in `(c <q, k>)^p`; the norm of a learned sketch undoes it, its exact weights have it.
