@@ -27,11 +27,11 @@ TASK_OPTIONS = ("mask",)
 def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
     """The comparable cells of bench=train (of these tasks), failed ones included, and sentences for the caption.
 
-    For each mechanism, task and length only the best learning rate is kept: the one with the lowest final
-    validation loss (mean over seeds; a failed run counts as infinite, and where all rates have such runs, medians
-    decide). New columns: `kind` (the task, its text, and its settings that differ in the frame), `task` (its
-    settings, JSON), `work` (see `work`), `series`, `layers` of the model, the learning `rate`, and the `rates` that
-    were tried.
+    For each mechanism, task and length only the best learning rate is kept: the one with the lowest final validation
+    loss (mean over seeds; a failed run counts as infinite, and where all rates have such runs, medians decide; not
+    one with fewer seeds than another). New columns: `kind` (the task, its text, and its settings that differ in the
+    frame), `task` (its settings, JSON), `work` (see `work`), `series`, `layers` of the model, the learning `rate`,
+    and the `rates` that were tried.
     """
     chosen = frame[(frame["bench"] == "train") & (frame["inputs"].isin(tasks) | (not tasks))]
     require_ok(chosen, "bench=train" + (f" with task={' or '.join(tasks)}" if tasks else ""))

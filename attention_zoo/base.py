@@ -192,10 +192,13 @@ class Attention(ImplementationChoice):
 
     def _decode_step(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         """Append a token to the state, and compute its output."""
-        if self.impl == "fused":  # what is refused changes no state
-            self._chooses_fused(self._why_no_fused_read, state, query)
+        kept = vars(state).copy()
         self._append(state, key, value, padding)
-        return self._run(self._read, self._fused_read, self._why_no_fused_read, state, query)
+        try:
+            return self._run(self._read, self._fused_read, self._why_no_fused_read, state, query)
+        except UnsupportedError:  # what is refused is not in the state
+            vars(state).update(kept)
+            raise
 
     def _continue(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         """Append several tokens to the state, and compute their outputs; by default one token after the other."""
@@ -404,7 +407,7 @@ class Attention(ImplementationChoice):
         self._check_decodes()
         self._check_length(state.length + 1)
         tensors = ((x.shape, x.dtype, x.device) for x in (query, key, value))
-        step = *tensors, state.batch_size, state.dtype, state.device, state.made_by, self.seed
+        step = *tensors, product_dtype(query), state.batch_size, state.dtype, state.device, state.made_by, self.seed
         if step != self._checked_step:  # a step is short, so tokens of one kind are checked only once
             self._check_inputs(query, key, value, None)
             shape = tuple(query.shape)

@@ -22,7 +22,7 @@ def check_int(name: str, value: Any, minimum: int = 1) -> int:
 
 
 def check_seed(value: Any) -> int:
-    """Return `value` if torch's generators take it as a seed, else raise `ValueError`."""
+    """Return `value` if it is a seed that fits into an int64, else raise `ValueError`."""
     require("seed", value, check_int("seed", value, 0) < 2**63, "below 2**63")
     return value
 

@@ -125,12 +125,9 @@ class DenseAttention(AttentionDropout):
     ) -> Tensor:
         """As in the base class, with some rows of the matrix at a time."""
         outputs = []
-        if self.impl == "fused":  # what is refused changes no state
-            self._chooses_fused(self._why_no_fused_read, state, query)
         for rows in slices(query.shape[2], ROWS):
             own = None if padding is None else padding[:, rows]
-            self._append(state, key[:, :, rows], value[:, :, rows], own)
-            outputs.append(self._run(self._read, self._fused_read, self._why_no_fused_read, state, query[:, :, rows]))
+            outputs.append(self._decode_step(state, query[:, :, rows], key[:, :, rows], value[:, :, rows], own))
         return torch.cat(outputs, 2)
 
     def _test_blocks(self) -> tuple[int, int]:

@@ -136,13 +136,15 @@ class FeatureMapAttention(Attention):
     def _continue(
         self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
     ) -> Tensor:
-        if self.impl == "fused":
-            raise UnsupportedError(
-                f"impl=fused: no kernel of {self.info.name} adds several tokens, or padding, to a state"
-            )
-        self.executed = Executed("reference")
+        self._require_reference_to_continue()
         features, log_scale = self._key_features(key, padding)
         return state.extend(self._scaled_features(query)[0], features, value, log_scale, self.bias)
+
+    def _require_reference_to_continue(self) -> None:
+        if self.impl == "fused":
+            why = f"no kernel of {self.info.name} adds several tokens, or padding, to a state"
+            raise UnsupportedError(f"impl=fused: {why}")
+        self.executed = Executed("reference")
 
     def _decode_step(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         if padding is not None:

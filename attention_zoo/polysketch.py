@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
 from attention_zoo.feature_map import FeatureMapAttention
-from attention_zoo.info import AttentionInfo, Executed, UnsupportedError
+from attention_zoo.info import AttentionInfo, UnsupportedError
 from attention_zoo.ops import launching
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import BlockState, FeatureSums, KeyValueCache
@@ -331,7 +331,7 @@ class Polysketch(FeatureMapAttention):
     ) -> Tensor:
         if isinstance(state, FeatureSums):
             return super()._continue(state, query, key, value, padding)
-        self.executed = Executed("reference")
+        self._require_reference_to_continue()
         exact_query, exact_key = self._local_inputs(query, key)
         features = self.features(query), zero_padding(self.features(key), padding)
         return state.extend(exact_query, zero_padding(exact_key, padding), *features, value, self.degree, self.bias)

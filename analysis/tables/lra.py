@@ -112,10 +112,16 @@ def protocols(frame: pd.DataFrame) -> pd.DataFrame:
     if cells.empty:
         raise MissingRecords(NEEDS)
     keys = ["inputs", "seq_len", "batch_size", "dtype", "rest"]
-    found = [one for key, rows in _with_options(cells).groupby(keys) for one in _changes(key[0], key[1], rows)]
+    found = [
+        (row | {"dtype": key[3], "learning rate": json.loads(key[4])[1]}, one)
+        for key, rows in _with_options(cells).groupby(keys)
+        for row, one in _changes(key[0], key[1], rows)
+    ]
     if not found:
         raise MissingRecords(f"{NEEDS}, and of the same with one option changed, with two seeds or more of both")
     table = pd.DataFrame([row for row, _ in found])
+    if not table.duplicated(["task", "n", "attention", "option"]).any():
+        table = table.drop(columns=["dtype", "learning rate"])
     words = [word for _, word in verdicts((one for _, one in found), POINTS)]
     return unless_quiet(table.assign(verdict=words))
 
@@ -131,7 +137,7 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
             own |= {f"{group}.{key}": part[key] for key in part if names is None or key in names}
         options.append({key: value for key, value in own.items() if key.partition(".")[2] not in NO_OPTIONS})
         task = {key: value for key, value in (settings.get("task") or {}).items() if key not in TASK_OPTIONS}
-        rate = {key: value for key, value in own.items() if key.partition(".")[2] in NO_OPTIONS}
+        (rate,) = (own.get(f"training.{name}") for name in NO_OPTIONS)
         rest.append(json.dumps([task, rate], sort_keys=True))
     return cells.assign(options=[json.dumps(each, sort_keys=True) for each in options], rest=rest)
 

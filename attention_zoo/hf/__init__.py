@@ -52,7 +52,8 @@ def register(
     mechanism's parameters, so if it has any, a first pass in training mode is refused: use `attach`.
 
     Args:
-        name: an identifier; a variant with other hyperparameters needs another name.
+        name: an identifier; a variant with other hyperparameters needs another name. None registers all mechanisms
+            that are not registered yet.
         attention: the mechanism; None is the one called `name`.
         seed: layer i draws from `seed + i`.
         max_seq_len: the longest sequence; None is the `max_position_embeddings` of the model's config.
@@ -66,9 +67,7 @@ def register(
     if name is None:
         alone = attention is None and not settings
         require("name", name, alone, "given where an attention or its hyperparameters are")
-        own = set(map(_interface_name, list_attentions()))
-        # Others keep what they were registered with, unless something else is asked for all.
-        for each in own if (seed, max_seq_len) != (0, None) else own - set(_REGISTERED):
+        for each in set(map(_interface_name, list_attentions())) - set(_REGISTERED):
             register(each, seed=seed, max_seq_len=max_seq_len)
         return
     usable = name.isidentifier() and not any(word in name for word in RESERVED)

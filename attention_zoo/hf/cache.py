@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 from transformers.generation import GenerationMixin
 
 from attention_zoo.base import Attention
 from attention_zoo.hf.implementation import decodes_from_state
-from attention_zoo.hf.masks import MARK, key_padding, visible_of
-from attention_zoo.info import UnsupportedError
+from attention_zoo.hf.masks import MARK, key_padding, refuse_unless, visible_of
 from attention_zoo.ops.decoding.states import State
 
 # The names of the cache in `generate`: transformers 5.24 renamed it.
 NAMES = ("cache", "past_key_values")
+# The attribute of a mask that a layer has looked at: all layers of a model get the same one.
+LOOKED_AT = "attention_zoo_looked_at"
 
 
 class StateLayer(CacheLayerMixin):
@@ -30,7 +32,7 @@ class StateLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.state: State | None = None
-        self._visible: Tensor | None = None  # which tokens the last mask showed, `(batch, 1, 1, seen)`
+        self._padding: Tensor | None = None  # of the first tokens of the state, True at padding; of all others none is
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the mechanism makes the state."""
@@ -50,28 +52,37 @@ class StateLayer(CacheLayerMixin):
             mask: `(batch, seen)`, True at tokens, or `(batch, 1, tokens, seen)`, True where visible; None sees all.
 
         Raises:
-            UnsupportedError: the mask is more than padding, or hides other tokens of the state than before.
+            UnsupportedError: the mask is more than padding, or hides tokens that are in the state.
         """
-        tokens = query.shape[2]
+        tokens, seen = query.shape[2], self.get_seq_length()
         visible = None if mask is None else visible_of(mask)
-        self._require_same(visible, tokens)
+        if visible is not None and self.state is not None:
+            self._require_kept(visible[..., :-tokens], mask)
         padding = key_padding(None if visible is None else visible[..., -tokens:], causal=True)
         if self.state is not None and tokens == 1:
             # A step without a padding mask is faster.
             padding = None if padding is None or not padding.any() else padding
-            return attention.step(query, key, value, self.state, padding)[0]
-        out, self.state = attention.prefill(query, key, value, padding, self.state)
+            out = attention.step(query, key, value, self.state, padding)[0]
+        else:
+            out, self.state = attention.prefill(query, key, value, padding, self.state)
+        if padding is not None:
+            self._padding = torch.cat([self._padding_of(seen, padding), padding], 1).expand(len(query), -1)
         return out
 
-    def _require_same(self, visible: Tensor | None, tokens: int) -> None:
-        """Refuse a mask that shows other tokens of the state than the last one did: what is in it stays in it."""
-        before, self._visible = self._visible, None
-        if visible is None:
+    def _padding_of(self, length: int, like: Tensor) -> Tensor:
+        """What was padding when it was added to the state, `(batch or 1, length)`."""
+        known = like.new_zeros(len(like), 0) if self._padding is None else self._padding
+        return F.pad(known, (0, length - known.shape[1]))
+
+    def _require_kept(self, visible: Tensor, mask: Tensor | None) -> None:
+        """Refuse to hide tokens that are in the state, which cannot forget them; a mask is looked at once."""
+        if getattr(mask, LOOKED_AT, False):
             return
-        self._visible = visible[:, :1, -1:] if visible.dim() == 4 else visible[:, None, None]
-        earlier = self._visible[..., :-tokens]
-        if self.state is not None and before is not None and not (earlier == before).all():
-            raise UnsupportedError("the mask hides other tokens than it did when they were added to the state")
+        hidden = ~visible if visible.dim() == 2 else ~visible.all(2)[:, 0]
+        kept = hidden & ~self._padding_of(hidden.shape[1], hidden)
+        refuse_unless(~kept.any(), "attention_mask: hides tokens that are in the state")
+        if not torch.compiler.is_compiling():
+            setattr(mask, LOOKED_AT, True)
 
     def get_seq_length(self) -> int:
         """The number of tokens seen, padding included."""
@@ -87,7 +98,7 @@ class StateLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self.state = self._visible = None
+        self.state = self._padding = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Choose sequences, as a beam search does."""
@@ -97,8 +108,8 @@ class StateLayer(CacheLayerMixin):
         """Keep these sequences, in this order."""
         if self.state is not None:
             self.state.select(indices)
-        if self._visible is not None:
-            self._visible = self._visible[indices.to(self._visible.device)]
+        if self._padding is not None:
+            self._padding = self._padding[indices.to(self._padding.device)]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each sequence `repeats` times."""

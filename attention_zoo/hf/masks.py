@@ -102,7 +102,7 @@ def key_padding(mask: Tensor | None, causal: bool) -> Tensor | None:
     padding = ~mask.any(2)[:, 0]
     queries, keys = mask.shape[2:]
     same = visible_keys(queries, keys, causal, padding, mask.device) == mask
-    _require(same.all(), f"attention_mask: is more than padding of keys with is_causal={causal}")
+    refuse_unless(same.all(), f"attention_mask: is more than padding of keys with is_causal={causal}")
     return padding if torch.compiler.is_compiling() or padding.any() else None
 
 
@@ -120,11 +120,11 @@ def visible_of(mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return mask
     hides = (mask == 0) | (mask <= torch.finfo(mask.dtype).min / 2)
-    _require(hides.all(), "attention_mask: adds numbers to the scores")
+    refuse_unless(hides.all(), "attention_mask: adds numbers to the scores")
     return mask == 0
 
 
-def _require(holds: Tensor, message: str) -> None:
+def refuse_unless(holds: Tensor, message: str) -> None:
     """Refuse if `holds` is false; a compiled graph cannot branch on its value, but can assert it."""
     if torch.compiler.is_compiling():
         torch._assert_async(holds, message)

@@ -134,7 +134,7 @@ class _Recomputed(torch.autograd.Function):
     def forward(
         ctx: Any, function: Function, key: Tensor, query_features: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.function, ctx.parameters = function, parameters
+        ctx.function, ctx.parameters, ctx.autocast = function, parameters, current_autocast(key.device)
         ctx.save_for_backward(key, query_features)
         return function(key, query_features)
 
@@ -143,7 +143,8 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-            results = ctx.function(*leaves)
+            with torch.autocast(*ctx.autocast):
+                results = ctx.function(*leaves)
             of = [*leaves, *(p for p in ctx.parameters if p.requires_grad)]
             computed = iter(torch.autograd.grad(results, of, gradients, allow_unused=True))
         first = next(computed), next(computed)

@@ -40,7 +40,8 @@ class _ReadOnce:
 
 def in_a_backward_pass() -> bool:
     """Whether autograd runs in this thread: what calls a module then is a checkpoint, which computes it again."""
-    return torch._C._current_graph_task_id() != -1
+    # A compiler cannot ask; what it compiles is not computed again by a checkpoint outside.
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """Token by token is the same function as the whole sequence at once, whatever the state is made of."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -36,16 +37,23 @@ def test_no_sequences_at_all_are_decoded(name):
     assert rows.shape == (0, HEADS, 2, HEAD_DIM)
 
 
-@pytest.mark.parametrize("name", ["polynomial", "linear"])
-def test_what_no_kernel_can_read_is_refused_before_it_is_added(name):
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ["polynomial", "linear", "flash"])
+def test_what_no_kernel_can_read_is_refused_before_it_is_added(name, padded):
+    """Also on top of a state of no tokens, and where it is the new token that no kernel can read."""
     attention = create(name, impl="fused")
     prompt = torch.randn(1, HEADS, 5, HEAD_DIM, dtype=torch.float64)
-    token = prompt[:, :, :1]
-    _, state = attention.prefill(prompt, prompt, prompt)
-    for more in (lambda: attention.step(*[token] * 3, state), lambda: attention.prefill(*[prompt] * 3, None, state)):
+    token, mask = [prompt[:, :, :1]] * 3, torch.ones(1, 1, dtype=torch.bool) if padded else None
+    _, after = attention.prefill(prompt, prompt, prompt)
+    for state, call in itertools.product((after, attention.init_state(1, dtype=torch.float64)), ("step", "prefill")):
+        length = state.length
+        given = (*token, state, mask) if call == "step" else (*token, mask, state)
+        if name == "flash":  # whose kernel reads any
+            getattr(attention, call)(*given)
+            continue
         with pytest.raises(UnsupportedError, match=r"^impl=fused: "):
-            more()
-        assert state.length == 5
+            getattr(attention, call)(*given)
+        assert state.length == length
 
 
 VARIANTS = [

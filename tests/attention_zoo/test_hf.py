@@ -245,13 +245,6 @@ def test_bad_settings_and_names_of_others_are_refused():
         hf.register("of_somebody_else", attention="softmax")
 
 
-def test_what_is_asked_for_all_is_asked_for_those_that_are_registered_too():
-    hf.register()
-    with pytest.raises(ValueError, match=r"^name='.*': must be new: it is "):
-        hf.register(seed=5)
-    hf.register()
-
-
 def test_without_transformers_it_says_what_to_install(monkeypatch):
     """The library itself does not import it: test_registry.py."""
     monkeypatch.setitem(sys.modules, "transformers", None)

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import importlib.util
-import itertools
 import json
 from pathlib import Path
 
@@ -370,24 +369,31 @@ def test_states_and_caches_of_keys_stand_beside_each_other():
     assert torch.equal(generate(model, inputs), generate(model, inputs, use_cache=False))
 
 
-def test_a_mask_that_hides_what_is_in_the_state_is_refused():
-    """A state cannot forget; what was padding from the beginning may stay hidden."""
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("new", [1, 2])
+def test_a_mask_that_hides_what_is_in_the_state_is_refused(padded, new):
+    """A state cannot forget. What was padding may stay hidden, or be shown: it is not in the state."""
     attention = attention_zoo.create("linear", head_dim=4, num_heads=1, causal=True)
-    drawn = torch.randn(2, 1, 5, 4)
-    for hidden, new in itertools.product((slice(0), slice(0, 1), slice(2, 3)), (1, 2)):
-        layer, seen = StateLayer(), torch.ones(2, 5, dtype=torch.bool)
-        seen[0, 0] = False
-        prompt, rest = drawn[:, :, : 5 - new], drawn[:, :, 5 - new :]
-        layer.attend(attention, prompt, prompt, prompt, seen[:, : 5 - new])
-        layer.batch_select_indices(torch.tensor([1, 0]))
-        seen = seen[[1, 0]]
-        if hidden == slice(0):
-            layer.attend(attention, rest, rest, rest, seen)
-            continue
-        seen[0, hidden] = False
-        for mask in (seen, visible_keys(5, 5, True, ~seen, seen.device)[:, :, 5 - new :]):
-            with pytest.raises(UnsupportedError, match="hides other tokens"):
-                copy.deepcopy(layer).attend(attention, rest, rest, rest, mask)
+    drawn, shown = torch.randn(2, 1, 5, 4), torch.ones(2, 5, dtype=torch.bool)
+    layer, mask, tokens = StateLayer(), shown.clone(), drawn[:, :, : 5 - new]
+    mask[0, 0] = not padded
+    layer.attend(attention, tokens, tokens, tokens, mask[:, : 5 - new] if padded else None)
+    layer.batch_select_indices(torch.tensor([1, 0]))
+    mask, rest = mask[[1, 0]], drawn[:, :, 5 - new :]
+
+    def attended(visible):
+        return copy.deepcopy(layer).attend(attention, rest, rest, rest, visible)
+
+    expected = attended(mask)
+    torch.testing.assert_close(attended(shown), expected)
+    torch.testing.assert_close(attended(None), expected)
+    for column in (0, 2):
+        hides = mask.clone()
+        hides[0, column] = False
+        for visible in (hides, visible_keys(5, 5, True, ~hides, hides.device)[:, :, 5 - new :]):
+            with pytest.raises(UnsupportedError, match="hides tokens that are in the state"):
+                layer.attend(attention, rest, rest, rest, visible)
+    torch.testing.assert_close(layer.attend(attention, rest, rest, rest, mask), expected)
 
 
 # --- The example ----------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ class State:
             if isinstance(part, State):
                 part.select(items)
             elif isinstance(part, Tensor):  # its first dimension is batch, or batch * heads
-                by_item = part.unflatten(0, (self.batch_size, -1)).index_select(0, items.to(part.device))
+                of_item = len(part) // max(1, self.batch_size)
+                by_item = part.unflatten(0, (self.batch_size, of_item)).index_select(0, items.to(part.device))
                 setattr(self, name, by_item.flatten(0, 1))
         self.batch_size = len(items)
 

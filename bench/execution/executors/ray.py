@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -81,7 +81,8 @@ def run(settings: Ray, runner: Runner, todo: Sequence[Cell], callback: ProgressB
 def _cluster(settings: Ray, runner: Runner, gpus: bool) -> Iterator[Any]:
     own = {**LOCAL, "RAY_AUTH_TOKEN": secrets.token_hex()} if settings.address is None else {}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, own))  # also restores what is changed below
+        stack.callback(_restore, {name: os.environ.get(name) for name in (*own, "CUDA_VISIBLE_DEVICES")})
+        os.environ.update(own)
         ray: Any = importlib.import_module("ray")
         if ray.is_initialized():
             raise ConfigError("hydra/launcher=ray: this process uses Ray for something else; ray.shutdown() ends that")
@@ -112,6 +113,11 @@ def _cluster(settings: Ray, runner: Runner, gpus: bool) -> Iterator[Any]:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
         yield ray
+
+
+def _restore(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 @contextlib.contextmanager

@@ -35,6 +35,8 @@ def test_what_may_not_run_costs_no_comparison_without_it(cells):
     assert set().union(*map(labels, cells)) - set().union(*firm) == FRAGILE
     wanted = {"flash_flash", "flash_efficient", "polysketch_random_r32", "polysketch_random_r64", "linear"}
     compared = [cell.config for cell in cells if labels(cell) >= wanted and not labels(cell) & FRAGILE]
+    together = set().union(*(own for own in firm if len(own) > 1))
+    assert "polysketch_learned_r32" in together
     lengths_and_passes = {(config["seq_len"], config["bench"]["measured_pass"]) for config in compared}
     assert lengths_and_passes == {*itertools.product((2048, 8192, 32768), ("forward", "forward_backward"))}
 
