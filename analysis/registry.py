@@ -87,8 +87,8 @@ PARTS = {
     "crossover": ("pass", "causal"),
 }
 """Figures that are split if they are higher than a page: by the values of the first column, then of the next."""
-APART = ("learning",)
-"""Figures that are always split by the first column of `PARTS`, because they have dozens of panels."""
+APART = ("learning", "controls")
+"""Figures that are always split by the first column of `PARTS`, because they have dozens of panels or rows."""
 TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "answer": answer.table,
     "skeinformer_table3": costs.multiplications,

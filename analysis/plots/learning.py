@@ -111,14 +111,14 @@ def recall(frame: pd.DataFrame) -> Picture:
     data = data.assign(pairs=pairs, others=others)[[type(count) is int and count > 0 for count in pairs]]
     if data.empty:
         raise MissingRecords("needs an ok record of bench=train with task.num_pairs")
-    properties, groups = style.of_series(data), list(data.groupby(["others", "seq_len"]))
+    properties, groups = style.of_series(data), list(data.groupby(["seq_len", "others"]))
     is_line = max(cells["pairs"].nunique() for _, cells in groups) >= FOR_A_LINE
     if not is_line:
-        groups = list(data.groupby(["others", "seq_len", "pairs"]))
+        groups = list(data.groupby(["seq_len", "others", "pairs"]))
     heights = [0.7 + 1.6 * ROW * len(properties)] * -(-len(groups) // layout.beside(len(groups), NAMED))
     of_rows: dict[str, Any] = {"columns": len(groups), "share_y": True, "heights": heights, "least": NAMED}
     drawn, axes = layout.grid(len(groups), **({} if is_line else of_rows))
-    for panel, ((other, seq_len, *one), cells) in zip(axes, groups, strict=True):
+    for panel, ((seq_len, other, *one), cells) in zip(axes, groups, strict=True):
         words = [f"n = {seq_len:,}", *(f"{count} pairs" for count in one)]
         layout.title(panel, ", ".join(filter(None, [*words, other])))
         right = over_seeds(cells, "token_accuracy")

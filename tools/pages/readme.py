@@ -38,9 +38,9 @@ THAN = {
 TASKS_SAID = (
     "- Which answers are right, %, in [recall](results/quality/figures/recall.png) and "
     "[MAD](results/quality/figures/recall_state.png) in miniature: median (lowest–highest seed), seeds with 90 % or "
-    "more. **Bold**: a loss clearly smaller than the best control's. *Block*: what the hybrid's block ([`window` in "
-    "figures](results/quality/figures/attribution.png)) adds to its sketch alone, in nats (+: the loss without it is "
-    "larger). Both are corrected within the task (Holm):"
+    "more. **Bold**: a loss clearly smaller than the best control's, which is no recall yet. *Block*: what the "
+    "hybrid's block ([`window` in figures](results/quality/figures/attribution.png)) adds to its sketch alone, in "
+    "nats (+: the loss without it is larger). Both are corrected within the task (Holm):"
 )
 
 
