@@ -37,7 +37,7 @@ def test_the_variants_are_listed_with_what_they_are(monkeypatch, capsys):
     assert listed["flash_attn"].endswith("[not installed: pip install flash-attn]")
     assert listed["lucidrains_performer"].endswith("[not installed: pip install performer-pytorch]")
     assert "not installed" not in listed["lucidrains_linformer"] + listed["softmax"]
-    assert listed["polysketch_learned_r16"] == "PolySketchFormer ICML, Appendix F.2: learned sketch, r = 16."
+    assert listed["polysketch_learned_r32"] == "PolySketchFormer ICML, Tables 1 to 4 and 6: learned sketch, r = 32."
 
 
 MISTAKES = [
