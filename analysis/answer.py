@@ -174,7 +174,7 @@ def sentences(found: list[Answer]) -> list[str]:
 
 
 def fastest(own: list[Answer]) -> Answer | None:
-    """Of those that are faster than softmax the one that trains fastest, or of none timed so, the fastest forward."""
+    """Of those that are faster than softmax the one that trains fastest; if none trains faster, the fastest forward."""
     ahead = _ahead(own)
     if trained := [one for one in ahead if _is_faster(one.training)]:
         return max(trained, key=lambda one: (one.training or (0.0,))[0])

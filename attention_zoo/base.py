@@ -373,13 +373,12 @@ class Attention(ImplementationChoice):
         if query.device.type not in self.info.devices:
             devices = ", ".join(self.info.devices)
             raise UnsupportedError(f"{self.info.name} does not run on {query.device.type}; it runs on {devices}")
-        dtypes = ", ".join(map(str, self.info.dtypes))
-        if query.dtype not in self.info.dtypes:
-            raise UnsupportedError(f"{self.info.name} does not take {query.dtype}; it takes {dtypes}")
         # Powers of products overflow float16, under autocast too.
-        is_half = product_dtype(query) == torch.float16 and torch.float16 not in self.info.dtypes
-        if is_half and self.weight_degree > 1:
-            raise UnsupportedError(f"{self.info.name} does not take autocast to torch.float16; it takes {dtypes}")
+        products = product_dtype(query) if self.weight_degree > 1 else query.dtype
+        for dtype, given in ((query.dtype, ""), (products, "autocast to ")):
+            if dtype not in self.info.dtypes:
+                dtypes = ", ".join(map(str, self.info.dtypes))
+                raise UnsupportedError(f"{self.info.name} does not take {given}{dtype}; it takes {dtypes}")
 
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         check_tensors(query, key, value, self.num_heads, self.head_dim)

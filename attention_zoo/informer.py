@@ -75,9 +75,8 @@ class Informer(SampledAttention):
         rows, row_weights = self._exact_rows(query, key, padding)
         mean = masked_mean(value, padding).expand_as(value)
         exact = row_weights @ value
-        return mean.scatter(
-            2, rows.expand_as(exact), exact.to(mean.dtype)
-        )  # under autocast a product has another dtype
+        # Under autocast a product has another dtype.
+        return mean.scatter(2, rows.expand_as(exact), exact.to(mean.dtype))
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         count, samples = self.counts(query.shape[2])

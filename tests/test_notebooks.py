@@ -11,7 +11,7 @@ from tools.pages.notebook_page import page, pictures
 from tools.pages.notebooks import FOLDER, MEASURED, RESULTS, ROOT, kept, of_results, run
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MOST = 1.9e6  # bytes of all pictures, of thirteen tasks
+MOST = 1.75e6  # bytes of all pictures, of thirteen tasks
 AGAIN = "run them again: `make notebooks`"
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

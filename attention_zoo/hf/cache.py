@@ -66,11 +66,11 @@ class StateLayer(CacheLayerMixin):
         else:
             out, self.state = attention.prefill(query, key, value, padding, self.state)
         if padding is not None:
-            self._padding = torch.cat([self._padding_of(seen, padding), padding], 1).expand(len(query), -1)
+            self._padding = torch.cat([self._padding_of(seen, padding), padding], 1)
         return out
 
     def _padding_of(self, length: int, like: Tensor) -> Tensor:
-        """What was padding when it was added to the state, `(batch or 1, length)`."""
+        """What was padding when it was added to the state, `(batch, length)`."""
         known = like.new_zeros(len(like), 0) if self._padding is None else self._padding
         return F.pad(known, (0, length - known.shape[1]))
 

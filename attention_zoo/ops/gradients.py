@@ -40,8 +40,9 @@ class _ReadOnce:
 
 def in_a_backward_pass() -> bool:
     """Whether autograd runs in this thread: what calls a module then is a checkpoint, which computes it again."""
-    # A compiler cannot ask; what it compiles is not computed again by a checkpoint outside.
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    # Private, seen in PyTorch 2.13, as nothing public says it; without it every pass counts. A compiler cannot ask.
+    current = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+    return not torch.compiler.is_compiling() and current() != -1
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,13 +19,16 @@ THESIS = "Thesis"  # Fast Algorithms for Attention Mechanism
 SKEIN = "Skeinformer"
 
 LM_TABLES = "Tables 2, 3"
-LM_AND_SPEED = "Tables 2, 3, 4; Appendix H"
 BLOCKS = "the block size of the kernel is the library's own"
 
 
 def _polysketch(kind: str, title: str) -> list[PaperRow]:
-    where = "Tables 1, 2, 3, 4, 6; Appendices G, H" if kind.startswith("learned") else LM_AND_SPEED
-    return [PaperRow(ICML, where, f"Polysketch ({title}, r = {r})", f"polysketch_{kind}_r{r}") for r in (32, 64)]
+    learned = kind.startswith("learned")
+    where = "Tables 1, 2, 3, 4, 6; {}Appendices G, H" if learned else "Tables 2, 3, 4; {}Appendix H"
+    return [
+        PaperRow(ICML, where.format(figure), f"Polysketch ({title}, r = {r})", f"polysketch_{kind}_r{r}")
+        for r, figure in ((32, "Figure 4; "), (64, ""))
+    ]
 
 
 ROWS: tuple[PaperRow, ...] = (
