@@ -22,8 +22,8 @@ LM_TABLES = "Tables 2, 3"
 BLOCKS = "the block size of the kernel is the library's own"
 
 
-def _polysketch(kind: str, title: str) -> list[PaperRow]:
-    learned = kind.startswith("learned")
+def _polysketch(kind: str) -> list[PaperRow]:
+    learned, title = kind.startswith("learned"), kind.replace("_", " + ")
     where = "Tables 1, 2, 3, 4, 6; {}Appendices G, H" if learned else "Tables 2, 3, 4; {}Appendix H"
     return [
         PaperRow(ICML, where.format(figure), f"Polysketch ({title}, r = {r})", f"polysketch_{kind}_r{r}")
@@ -43,10 +43,7 @@ ROWS: tuple[PaperRow, ...] = (
     PaperRow(ICML, "Tables 2, 3, 4; Appendix H", "Polynomial (p = 2)", "polynomial_p2"),
     PaperRow(ICML, "Tables 1 to 6; Appendices F, G, H", "Polynomial (p = 4)", "polynomial_p4"),
     PaperRow(ICML, "Tables 1 to 6; Appendices F, G, H", "Polynomial (p = 8)", "polynomial_p8"),
-    *_polysketch("random", "random"),
-    *_polysketch("learned", "learned"),
-    *_polysketch("random_local", "random + local"),
-    *_polysketch("learned_local", "learned + local"),
+    *(row for kind in ("random", "learned", "random_local", "learned_local") for row in _polysketch(kind)),
     PaperRow(ICML, "Table 5", "Polysketch (learned + local)", "polysketch_learned_local_r32"),
     PaperRow(ICML, "Appendix F.2", "Polysketch, sketch size 16", "polysketch_learned_local_r16"),
     PaperRow(ICML, "Appendix F.2", "Polysketch, sketch size 32", "polysketch_learned_local_r32"),
