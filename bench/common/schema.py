@@ -102,6 +102,12 @@ def described(settings: Any) -> dict[str, Any]:
     return {"name": settings.name, **dataclasses.asdict(settings)}
 
 
+def require_setting(key: str, value: Any, holds: bool, allowed: str) -> None:
+    """Raise `ConfigError` naming the `key`, its `value` and what is `allowed` unless `holds`."""
+    if not holds:
+        raise ConfigError(f"{key}={value!r}: must be {allowed}")
+
+
 @functools.cache
 def _hints(schema: type) -> dict[str, Any]:
     hints = typing.get_type_hints(schema)

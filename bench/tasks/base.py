@@ -18,6 +18,8 @@ from bench.common.errors import ConfigError
 SPLITS = ("train", "validation", "test")
 IGNORED = -100
 """The target where nothing is asked: what `torch.nn.functional.cross_entropy` ignores."""
+HELD_OUT = {8: "validation", 9: "test"}
+"""Of ten parts of something that follow one another; the others are for training."""
 
 UNITS = 32
 """Of replication, that the examples of a split are dealt out to."""
@@ -113,27 +115,29 @@ class Drawn(NamedTuple):
 
 
 @dataclass
-class Fresh(Task):
-    """Examples without end, each drawn from a random stream of its own.
+class Generated(Task):
+    """Examples that are drawn, each from a random stream of its own.
 
     Attributes:
-        draw: makes one of a split.
+        draw: makes one of a split, an `Example` or, of `Fresh`, a `Drawn`.
         seed: of the streams.
     """
 
-    draw: Callable[[Draws, str], Drawn]
+    draw: Callable[[Draws, str], Any]
     seed: int
-
-    def units(self, split: str, indices: Sequence[int]) -> list[int]:
-        """What each example was made of."""
-        return [self._drawn(split, index).unit for index in indices]
 
     def example(self, split: str, index: int) -> Example:
         """Draw one example."""
-        return self._drawn(split, index)[:2]
+        tokens, target, *_ = self.draw(Draws(self.seed, split, index), split)
+        return tokens, target
 
-    def _drawn(self, split: str, index: int) -> Drawn:
-        return self.draw(Draws(self.seed, split, index), split)
+
+class Fresh(Generated):
+    """Examples without end, whose units of replication are what they are made of."""
+
+    def units(self, split: str, indices: Sequence[int]) -> list[int]:
+        """What each example was made of."""
+        return [self.draw(Draws(self.seed, split, index), split).unit for index in indices]
 
 
 @dataclass

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bench.common.errors import ConfigError
-from bench.common.schema import setting
-from bench.tasks.base import IGNORED, Draws, Example, Settings, Task
+from bench.common.schema import require_setting, setting
+from bench.tasks.base import IGNORED, Draws, Example, Generated, Settings, Task
 
 GAP_POWER = 0.01
 """The a of recall's gaps: slot i = 1..S has probability proportional to a i**(a - 1), as in Zoology; 1 is uniform."""
@@ -20,8 +19,23 @@ class GeneratedSettings(Settings):
     """The settings of a task whose examples are drawn; `padding` is the id of its padding token."""
 
     padding: ClassVar[int | None] = None
+    is_paired: ClassVar[bool] = False
+    """Whether two positions belong together, so that lengths are even."""
+    least: ClassVar[int] = 1
 
     examples: int | None = setting(None, "number of training examples; null: unlimited", minimum=1)
+
+    @property
+    def shortest(self) -> tuple[int, str]:
+        """The least length, and for messages what it follows from."""
+        return self.least, f" for task.name={self.name}"
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse a length that no example has."""
+        super().require_fits(config)
+        seq_len, (least, why) = config["seq_len"], self.shortest
+        fits = seq_len >= least and not (self.is_paired and seq_len % 2)
+        require_setting("seq_len", seq_len, fits, f"{'even and ' * self.is_paired}at least {least}{why}")
 
     @property
     def vocabulary_size(self) -> int:
@@ -36,21 +50,8 @@ class GeneratedSettings(Settings):
         """Open the task; nothing is cached, and the validation and test splits are unlimited."""
         sizes = {"train": self.examples, "validation": None, "test": None}
         answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
-        of_cell = config["seq_len"], config["seed"]
-        return Generated("generated", self.vocabulary_size, self.causal, sizes, self, *of_cell, **answers)
-
-
-@dataclass
-class Generated(Task):
-    """Examples drawn by the settings; its only baseline is chance."""
-
-    settings: GeneratedSettings
-    seq_len: int
-    seed: int
-
-    def example(self, split: str, index: int) -> Example:
-        """Draw one example."""
-        return self.settings.draw(Draws(self.seed, split, index), self.seq_len)
+        how = (sizes, lambda draws, split: self.draw(draws, config["seq_len"]), config["seed"])
+        return Generated("generated", self.vocabulary_size, self.causal, *how, **answers)
 
 
 @dataclass
@@ -64,6 +65,7 @@ class AssociativeRecall(GeneratedSettings):
     """
 
     name: ClassVar[str] = "associative_recall"
+    is_paired: ClassVar[bool] = True
 
     num_pairs: int = setting(4, "D, number of key-value pairs", minimum=1)
     vocabulary: int = setting(8192, "V, number of token ids", minimum=8)
@@ -73,15 +75,16 @@ class AssociativeRecall(GeneratedSettings):
         """V."""
         return self.vocabulary
 
+    @property
+    def shortest(self) -> tuple[int, str]:
+        """The pairs, and a slot for each key again."""
+        return 4 * self.num_pairs, f", four times task.num_pairs={self.num_pairs}"
+
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse a length that is odd, too short for the pairs, or too long for the vocabulary."""
+        """Refuse also a length that is too long for the vocabulary."""
         super().require_fits(config)
-        seq_len, least = config["seq_len"], 4 * self.num_pairs
-        if seq_len % 2 or seq_len < least:
-            allowed = f"even and at least {least}, four times task.num_pairs={self.num_pairs}"
-            raise ConfigError(f"seq_len={seq_len}: must be {allowed}")
-        if seq_len >= self.vocabulary:
-            raise ConfigError(f"task.vocabulary={self.vocabulary}: must be more than seq_len={seq_len}")
+        seq_len = config["seq_len"]
+        require_setting("task.vocabulary", self.vocabulary, self.vocabulary > seq_len, f"more than seq_len={seq_len}")
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
@@ -108,6 +111,8 @@ class InductionHeads(GeneratedSettings):
     """
 
     name: ClassVar[str] = "induction_heads"
+    least: ClassVar[int] = 3
+    """The special token, the answer and the special token again."""
 
     alphabet: int = setting(16, "number of regular tokens", minimum=2)
     examples: int | None = setting(65536, "number of training examples; null: unlimited", minimum=1)
@@ -116,12 +121,6 @@ class InductionHeads(GeneratedSettings):
     def vocabulary_size(self) -> int:
         """The regular tokens and the special one."""
         return self.alphabet + 1
-
-    def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse a sequence without room for the special token, the answer and the special token again."""
-        super().require_fits(config)
-        if config["seq_len"] < 3:
-            raise ConfigError(f"seq_len={config['seq_len']}: must be at least 3 for task.name={self.name}")
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
@@ -177,12 +176,10 @@ class SelectiveCopying(GeneratedSettings):
         """A."""
         return self.alphabet
 
-    def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse a sequence without room for data tokens and markers."""
-        super().require_fits(config)
-        if config["seq_len"] < 2 * self.num_tokens:
-            allowed = f"at least {2 * self.num_tokens}, twice task.num_tokens={self.num_tokens}"
-            raise ConfigError(f"seq_len={config['seq_len']}: must be {allowed}")
+    @property
+    def shortest(self) -> tuple[int, str]:
+        """The data tokens and their markers."""
+        return 2 * self.num_tokens, f", twice task.num_tokens={self.num_tokens}"
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bench.common.errors import ConfigError
-from bench.common.schema import setting
+from bench.common.schema import require_setting, setting
 from bench.tasks.base import Draws, Example
 from bench.tasks.generated import GeneratedSettings
 
@@ -51,21 +50,20 @@ class ListOps(GeneratedSettings):
         """As many as Skeinformer's model has."""
         return 32
 
+    @property
+    def shortest(self) -> tuple[int, str]:
+        """The longest expression."""
+        return self.max_length - 1, ", one less than task.max_length"
+
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse bounds with little room between them, expressions that no tree has, and those that are cut off."""
+        """Refuse also bounds with little room between them, and expressions that no tree has."""
         super().require_fits(config)
-        least = 2 * self.min_length
-        if self.max_length < least:
-            raise ConfigError(f"task.max_length={self.max_length}: must be at least {least}, twice task.min_length")
-        if config["seq_len"] < self.max_length - 1:
-            allowed = f"at least {self.max_length - 1}, one less than task.max_length"
-            raise ConfigError(f"seq_len={config['seq_len']}: must be {allowed}")
-        longest = _longest(self.max_depth)
-        if longest <= least:
-            allowed = (
-                f"larger: expressions have at most {longest} tokens, too few for task.min_length={self.min_length}"
-            )
-            raise ConfigError(f"task.max_depth={self.max_depth}: must be {allowed}")
+        least, longest = 2 * self.min_length, _longest(self.max_depth)
+        allowed = f"at least {least}, twice task.min_length"
+        require_setting("task.max_length", self.max_length, self.max_length >= least, allowed)
+        too_few = f"too few for task.min_length={self.min_length}"
+        allowed = f"larger: expressions have at most {longest} tokens, {too_few}"
+        require_setting("task.max_depth", self.max_depth, longest > least, allowed)
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens, and the value."""

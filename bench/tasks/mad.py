@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common.errors import ConfigError
-from bench.common.schema import setting
+from bench.common.schema import require_setting, setting
 from bench.tasks.base import IGNORED, Draws, Example
 from bench.tasks.generated import GeneratedSettings
 
@@ -33,11 +32,6 @@ class Mad(GeneratedSettings):
         """V."""
         return self.vocabulary
 
-    def _require_even(self, config: Mapping[str, Any], least: int) -> None:
-        if config["seq_len"] % 2 or config["seq_len"] < least:
-            allowed = f"even and at least {least} for task.name={self.name}"
-            raise ConfigError(f"seq_len={config['seq_len']}: must be {allowed}")
-
 
 @dataclass
 class NoisyRecall(Mad):
@@ -54,18 +48,19 @@ class NoisyRecall(Mad):
     """
 
     name: ClassVar[str] = "noisy_recall"
+    is_paired: ClassVar[bool] = True
+    least: ClassVar[int] = 4
 
     vocabulary: int = setting(32, "V, number of token ids, with noise", minimum=5)
     noise_tokens: int = setting(16, "number of noise token ids", minimum=1)
     noise: float = setting(0.2, "share of slots that are noise", minimum=0, maximum=0.9999999)
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse a length that is odd or has one slot, and a vocabulary without two keys and two values."""
+        """Refuse also a vocabulary without two keys and two values."""
         super().require_fits(config)
-        self._require_even(config, 4)
-        if self.vocabulary - self.noise_tokens < 4:
-            allowed = f"at least {self.noise_tokens + 4}, four more than task.noise_tokens={self.noise_tokens}"
-            raise ConfigError(f"task.vocabulary={self.vocabulary}: must be {allowed}")
+        least = self.noise_tokens + 4
+        allowed = f"at least {least}, four more than task.noise_tokens={self.noise_tokens}"
+        require_setting("task.vocabulary", self.vocabulary, self.vocabulary >= least, allowed)
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
@@ -111,17 +106,19 @@ class FuzzyRecall(Mad):
         """The number of token ids for keys, and for values."""
         return (self.vocabulary - 1) // 2, self.vocabulary // 2
 
+    @property
+    def shortest(self) -> tuple[int, str]:
+        """A pair twice."""
+        sizes = f"task.key_tokens={self.key_tokens} and task.value_tokens={self.value_tokens}"
+        return 2 * (self.key_tokens + self.value_tokens), f", twice {sizes}"
+
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse keys or values longer than their half, and a length without room for a pair twice."""
+        """Refuse also keys or values longer than their half."""
         super().require_fits(config)
-        for name, half in zip(("key_tokens", "value_tokens"), self._halves, strict=True):
-            if getattr(self, name) > half:
-                allowed = f"at most {half}, half of task.vocabulary={self.vocabulary} less the padding"
-                raise ConfigError(f"task.{name}={getattr(self, name)}: must be {allowed}")
-        least = 2 * (self.key_tokens + self.value_tokens)
-        if config["seq_len"] < least:
-            allowed = f"at least {least}, twice task.key_tokens={self.key_tokens} and "
-            raise ConfigError(f"seq_len={config['seq_len']}: must be {allowed}task.value_tokens={self.value_tokens}")
+        longest = {"key_tokens": self.key_tokens, "value_tokens": self.value_tokens}
+        for (name, size), half in zip(longest.items(), self._halves, strict=True):
+            allowed = f"at most {half}, half of task.vocabulary={self.vocabulary} less the padding"
+            require_setting(f"task.{name}", size, size <= half, allowed)
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
@@ -177,11 +174,8 @@ class Compression(Mad):
     """
 
     name: ClassVar[str] = "compression"
-
-    def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse an odd length."""
-        super().require_fits(config)
-        self._require_even(config, 2)
+    is_paired: ClassVar[bool] = True
+    least: ClassVar[int] = 2
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
@@ -201,15 +195,12 @@ class Memorisation(Mad):
     """
 
     name: ClassVar[str] = "memorisation"
+    is_paired: ClassVar[bool] = True
+    least: ClassVar[int] = 2
 
     vocabulary: int = setting(256, "V, number of token ids", minimum=4)
     examples: int | None = setting(256, "number of training examples; null: unlimited", minimum=1)
     dictionary: int = setting(12345, "random seed of the dictionary; the default is MAD's", minimum=0)
-
-    def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse an odd length."""
-        super().require_fits(config)
-        self._require_even(config, 2)
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
