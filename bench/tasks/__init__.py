@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.common.errors import ConfigError, one_line
 from bench.common.schema import named
 from bench.tasks import leaks, progress
 from bench.tasks.base import IGNORED, SPLITS, Batch, Settings, Task
@@ -53,7 +54,10 @@ def open_task(config: Mapping[str, Any], cache_dir: Path, report: progress.Repor
     chosen = settings(config["task"])
     chosen.require_fits(config)
     with progress.reporting(report):
-        task = chosen.open(config, cache_dir)
+        try:
+            task = chosen.open(config, cache_dir)
+        except ValueError as error:
+            raise ConfigError(one_line(error)) from error
     if task.classes is not None:
         leaks.require_none(task, chosen.name)
     return task

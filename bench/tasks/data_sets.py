@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bench.common.errors import ConfigError
+from bench.common.schema import require_setting
 from bench.inputs import models, texts
 from bench.tasks import kept
 from bench.tasks.base import Settings
@@ -36,8 +37,8 @@ class DataSettings(Settings):
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse data that are not there."""
         super().require_fits(config)
-        if self.data not in self.known and not os.path.isdir(self.data):
-            raise ConfigError(f"{KEY}={self.data!r}: must be {', '.join(self.known)}, or a folder")
+        is_there = self.data in self.known or os.path.isdir(self.data)
+        require_setting(KEY, self.data, is_there, f"{', '.join(self.known)}, or a folder")
 
 
 class HubSettings(DataSettings):
@@ -63,9 +64,9 @@ class HubSettings(DataSettings):
 
     def require_kept(self, keys: Iterable[Mapping[str, Any]], cache_dir: Path) -> None:
         """Refuse data that are neither kept under these keys nor to be had, as far as that is known without network."""
-        why = texts.unreadable(on_hub=self.data == self.known[0])
-        if why and not all(kept.has(key, cache_dir) for key in keys):
-            allowed = f"{self.known[1]} (a stand-in), or a folder of its files, which datasets reads"
+        why, stand_in = texts.unreadable(on_hub=self.data == self.known[0]), self.known[1]
+        if why and self.data != stand_in and not all(kept.has(key, cache_dir) for key in keys):
+            allowed = f"{stand_in} (a stand-in), or a folder of its files, which datasets reads"
             raise ConfigError(f"{KEY}={self.data!r}: cannot be read, {why}; must be {allowed}")
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:

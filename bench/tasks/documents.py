@@ -51,9 +51,9 @@ class DocumentSettings(data_sets.DataSettings):
                 how = (dict.fromkeys(SPLITS), drawn, config["seed"])
                 return Fresh(source, VOCABULARY, self.causal, *how, unit="pages or files", **answers)
             rows = {split: self._kept(split, seq_len, cache_dir) for split in SPLITS}
-        except (OSError, ValueError) as error:
-            if isinstance(error, ConnectionError):
-                raise
+        except ConnectionError:
+            raise
+        except OSError as error:
             raise ConfigError(one_line(error)) from error
         sizes = {split: len(rows[split]) for split in SPLITS}
         shape = (seq_len,) if self.documents == 1 else (self.documents, seq_len)
@@ -102,8 +102,7 @@ class Text(data_sets.HubSettings, DocumentSettings):
 
     def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """Refuse reviews that are neither kept nor to be had."""
-        if self.data != "testaments":
-            self.require_kept([self._key(split, config["seq_len"]) for split in SPLITS], cache_dir)
+        self.require_kept((self._key(split, config["seq_len"]) for split in SPLITS), cache_dir)
 
     def read(self, split: str) -> Iterator[Documents]:
         """The reviews; the training split is sorted by class, the part for validation is not one end of it."""

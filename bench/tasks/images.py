@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common.errors import ConfigError, one_line, package
-from bench.common.schema import setting
+from bench.common.errors import package
+from bench.common.schema import require_setting, setting
 from bench.tasks import data_sets, kept
-from bench.tasks.base import SPLITS, Drawn, Draws, Fresh, Task
+from bench.tasks.base import HELD_OUT, SPLITS, Drawn, Draws, Fresh, Task
 from bench.tasks.progress import ItemProgress
 
 SIDE = 32
@@ -25,8 +25,6 @@ LUMINANCE = (0.2989, 0.5870, 0.1140)
 DIGITS = "digits"
 PARTS = ("train", "test")
 """Of CIFAR-10, as it is published."""
-HELD_OUT = {8: "validation", 9: "test"}
-"""Of ten digits that follow one another."""
 
 Labelled = tuple[NDArray[np.uint8], int]
 """An image `(32, 32)` and its class."""
@@ -53,8 +51,8 @@ class ImageSettings(data_sets.DataSettings):
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse another length than that of an image."""
         super().require_fits(config)
-        if config["seq_len"] != (pixels := self.side**2):
-            raise ConfigError(f"seq_len={config['seq_len']}: must be {pixels}, the pixels of task.name={self.name}")
+        seq_len, pixels = config["seq_len"], self.side**2
+        require_setting("seq_len", seq_len, seq_len == pixels, f"{pixels}, the pixels of task.name={self.name}")
 
     def task(self, source: str, vocabulary: int, rows: Mapping[str, kept.Array]) -> Task:
         """The task of images that are kept."""
@@ -89,14 +87,13 @@ class Image(data_sets.HubSettings, ImageSettings):
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse also a side that the images do not have."""
-        if self.side not in ((16, SIDE) if self.data == DIGITS else (SIDE,)):
-            raise ConfigError(f"task.side={self.side}: must be {SIDE}, or 16 with task.data={DIGITS}")
+        holds = self.side == SIDE or (self.side == 16 and self.data == DIGITS)
+        require_setting("task.side", self.side, holds, f"{SIDE}, or 16 with task.data={DIGITS}")
         super().require_fits(config)
 
     def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """Refuse images that are neither kept nor to be had."""
-        if self.data != DIGITS:
-            self.require_kept([with_pixels(self.identity(split)) for split in PARTS], cache_dir)
+        self.require_kept((with_pixels(self.identity(split)) for split in PARTS), cache_dir)
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """Read the images, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
@@ -105,10 +102,7 @@ class Image(data_sets.HubSettings, ImageSettings):
             source = "digits of scikit-learn (stand-in for CIFAR-10)"
             how = (dict.fromkeys(SPLITS), functools.partial(_digit, self.side), config["seed"])
             return Fresh(source, LEVELS, self.causal, *how, unit="digits", **answers)
-        try:
-            train, test = (rows(self.identity(s), _grey(self.rows(s)), cache_dir) for s in PARTS)
-        except ValueError as error:
-            raise ConfigError(one_line(error)) from error
+        train, test = (rows(self.identity(s), _grey(self.rows(s)), cache_dir) for s in PARTS)
         first = len(train) * 9 // 10
         return self.task(self.source, LEVELS, {"train": train[:first], "validation": train[first:], "test": test})
 

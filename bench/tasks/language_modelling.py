@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.errors import ConfigError, one_line
-from bench.common.schema import setting
+from bench.common.schema import require_setting, setting
 from bench.inputs import models, texts
 from bench.tasks import corpus, recalled, tokenizing
 from bench.tasks.base import SPLITS, UNITS, Draws, Example, Settings, Task
@@ -55,9 +55,9 @@ class LanguageModelling(Settings):
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse a tokenizer without its vocabulary, and files that are not there."""
         super().require_fits(config)
-        if (self.vocabulary is None) == (self.tokenizer == "bpe"):
-            allowed = "a number with task.tokenizer=bpe, null with every other"
-            raise ConfigError(f"task.vocabulary={self.vocabulary}: must be {allowed}")
+        is_told = (self.vocabulary is None) != (self.tokenizer == "bpe")
+        allowed = "a number with task.tokenizer=bpe, null with every other"
+        require_setting("task.vocabulary", self.vocabulary, is_told, allowed)
         try:
             texts.is_local(self.text, corpus.KEY)
             if self.tokenizer not in ("bytes", "bpe") and not tokenizing.is_file(self.tokenizer):
@@ -68,31 +68,27 @@ class LanguageModelling(Settings):
     def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """Refuse a text of the hub that is neither kept nor to be had, where no other may be read instead."""
         text, why = corpus.named(self.text), texts.unreadable()
-        if why and isinstance(text, corpus.HubText) and self.fallback is None:
-            of_splits = (text, self.tokenizer, self.vocabulary, self.max_tokens, cache_dir)
-            if not corpus.has(*of_splits):
-                allowed = "kjv, pydoc, sympy or a file, or task.fallback=kjv or pydoc"
-                raise ConfigError(f"{corpus.KEY}={self.text!r}: cannot be read, {why}; must be {allowed}")
+        is_needed = why and isinstance(text, corpus.HubText) and self.fallback is None
+        if is_needed and not corpus.has(text, self.tokenizer, self.vocabulary, self.max_tokens, cache_dir):
+            allowed = "kjv, pydoc, sympy or a file, or task.fallback=kjv or pydoc"
+            raise ConfigError(f"{corpus.KEY}={self.text!r}: cannot be read, {why}; must be {allowed}")
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Windows:
         """Read and tokenize the text, or find its tokens in `cache_dir`; raises as `bench.tasks.open_task`."""
-        seq_len, text, source = config["seq_len"], corpus.named(self.text), None
+        seq_len, text = config["seq_len"], corpus.named(self.text)
+        source = text.source
         try:
-            try:
-                vocabulary, of_split = self._read(text, Path(cache_dir))
-            except ConnectionError:
-                if self.fallback is None:
-                    raise
-                source = f"{self.fallback} ({self.text} could not be reached)"
-                vocabulary, of_split = self._read(corpus.named(self.fallback), Path(cache_dir))
-        except ValueError as error:
-            raise ConfigError(one_line(error)) from error
-        source = source or text.source
+            vocabulary, of_split = self._read(text, cache_dir)
+        except ConnectionError:
+            if self.fallback is None:
+                raise
+            source = f"{self.fallback} ({self.text} could not be reached)"
+            vocabulary, of_split = self._read(corpus.named(self.fallback), cache_dir)
         tokens, ends = ({split: own[at] for split, own in of_split.items()} for at in (0, 1))
         for split in SPLITS:
-            if (count := len(tokens[split])) <= seq_len:
-                has = f"the split {split} of task.text={source} has {count} tokens"
-                raise ConfigError(f"seq_len={seq_len}: must be at most {count - 1}, {has}")
+            most = len(tokens[split]) - 1
+            allowed = f"at most {most}, the split {split} of task.text={source} has {most + 1} tokens"
+            require_setting("seq_len", seq_len, seq_len <= most, allowed)
         sizes = {split: None if split == "train" else (len(tokens[split]) - 1) // seq_len for split in SPLITS}
         unit = "documents" if len(ends["test"]) else "stretches of the text"
         return Windows(source, vocabulary, self.causal, sizes, tokens, ends, seq_len, config["seed"], unit=unit)

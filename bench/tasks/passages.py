@@ -8,13 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.inputs import texts
-from bench.tasks.base import SPLITS, Drawn, Draws
+from bench.tasks.base import HELD_OUT, SPLITS, Drawn, Draws
 from bench.tasks.corpus import Sources
 
 PAGE = 8192
 """Bytes of a part of a testament, which is whole in one split."""
-HELD_OUT = {8: "validation", 9: "test"}
-"""Of ten pages that follow one another."""
 NEW_TESTAMENT = "The book of the generation of Jesus Christ"
 
 Bytes = NDArray[np.uint8]
@@ -81,10 +79,8 @@ def of_files(longest: int, seq_len: int, draws: Draws, split: str) -> Drawn:
 def _files(longest: int) -> dict[str, list[Bytes]]:
     """The files of each split with room for two passages."""
     return {
-        split: [data for text in Sources().pieces(split) if len(data := _bytes(text)) >= 2 * longest]
+        split: [
+            np.frombuffer(one, np.uint8) for one in map(str.encode, Sources().pieces(split)) if len(one) >= 2 * longest
+        ]
         for split in SPLITS
     }
-
-
-def _bytes(text: str) -> Bytes:
-    return np.frombuffer(text.encode(), np.uint8)

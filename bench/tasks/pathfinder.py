@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.errors import ConfigError, one_line, package
-from bench.common.schema import setting
+from bench.common.schema import require_setting, setting
 from bench.tasks import images, kept, snakes
 from bench.tasks.base import SPLITS, Draws, Task
 from bench.tasks.progress import ItemProgress
@@ -58,7 +58,7 @@ class Pathfinder(images.ImageSettings):
         drawn = self.data == "drawn"
         try:
             rows = self._drawn(cache_dir) if drawn else {split: self._read(split, cache_dir) for split in SPLITS}
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise ConfigError(one_line(error)) from error
         source = f"drawn (stand-in for the archive: contours of {self.contour_length})" if drawn else self.data
         return self.task(source, 512, rows)
@@ -70,8 +70,7 @@ class Pathfinder(images.ImageSettings):
 
     def _listed(self) -> list[Path]:
         listed = sorted(Path(self.data).glob("metadata/*.npy"))
-        if not listed:
-            raise ConfigError(f"task.data={self.data!r}: must be drawn, or a folder with metadata/*.npy and imgs")
+        require_setting("task.data", self.data, bool(listed), "drawn, or a folder with metadata/*.npy and imgs")
         return listed
 
     def to_make(self, config: Mapping[str, Any], cache_dir: Path) -> str | None:
