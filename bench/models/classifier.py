@@ -3,6 +3,7 @@
 Chen et al. 2022 (Skeinformer), section 6.1 and its code (pkuzengqi/Skeinformer), which is that of Xiong et al. 2021.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,8 +14,7 @@ from torch import Tensor, nn
 
 from attention_zoo import Attention
 from attention_zoo.checks import require
-from bench.common.errors import ConfigError
-from bench.common.schema import setting
+from bench.common.schema import require_setting, setting
 from bench.models.layers import MultiHead, Settings
 
 KERNEL_SIZE = 5
@@ -40,8 +40,8 @@ class ClassifierSettings(Settings):
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Also refuse other test lengths, since each position has its own learned embedding."""
         super().require_fits(config)
-        if (lengths := config.get("training", {}).get("test_lengths")) is not None:
-            raise ConfigError(f"training.test_lengths={lengths}: must be null with model.name={self.name}")
+        lengths = config.get("training", {}).get("test_lengths")
+        require_setting("training.test_lengths", lengths, lengths is None, f"null with model.name={self.name}")
 
 
 @dataclass
@@ -68,8 +68,8 @@ class ConvolutionSettings(ClassifierSettings):
         """Also refuse an image that is not square."""
         super().require_fits(config)
         n = config["seq_len"]
-        if self.dimensions == 2 and round(n**0.5) ** 2 != n:
-            raise ConfigError(f"seq_len={n}: must be a square number with model.dimensions=2")
+        fits = self.dimensions == 1 or math.isqrt(n) ** 2 == n
+        require_setting("seq_len", n, fits, "a square number with model.dimensions=2")
 
 
 class SmallEmbedding(nn.Embedding):
@@ -138,7 +138,11 @@ class Classifier(nn.Module):
         if asked is not None and asked.shape == tokens.shape:
             hidden = asked.reshape(-1, n)
             return F.linear(self.read(tokens, mask, hidden)[hidden], self.embedding.weight)
-        pooled = self._pooled(self.read(tokens, mask), mask)
+        x = self.read(tokens, mask)
+        if mask is None or self.pooling == "all":
+            pooled = x.mean(1)
+        else:
+            pooled = x.sum(1) / mask.reshape(len(x), n).sum(1, keepdim=True).clamp_min(1)
         if tokens.dim() == 3:
             first, second = pooled.view(len(tokens), 2, -1).unbind(1)
             pooled = torch.cat([first, second, first * second, first - second], -1)
@@ -158,12 +162,6 @@ class Classifier(nn.Module):
         for block in self.blocks:
             x = block(x, padding)
         return without(padding, self.norm(x))
-
-    def _pooled(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """`(documents, n, width)` -> `(documents, width)`."""
-        if mask is None or self.pooling == "all":
-            return x.mean(1)
-        return x.sum(1) / mask.reshape(len(x), -1).sum(1, keepdim=True).clamp_min(1)
 
 
 class Block(nn.Module):

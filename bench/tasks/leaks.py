@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ def twins(task: Task) -> dict[tuple[str, str], float]:
     """For pairs of splits, the share of checked examples of the first that have an equal one in the second."""
     looked_at = dict.fromkeys(LOOKED_AT, KEPT) if isinstance(task, KeptExamples) else LOOKED_AT
     hashes = {
-        split: [_hash(task.example(split, index)[0]) for index in _indices(task, split, most)]
+        split: [blake2b(task.example(split, index)[0].tobytes()).digest() for index in _indices(task, split, most)]
         for split, most in looked_at.items()
     }
     pairs = (("validation", "train"), ("test", "train"), ("test", "validation"))
@@ -86,7 +86,3 @@ def _indices(task: Task, split: str, most: int) -> list[int]:
     if size is None or size <= most:
         return list(range(most if size is None else size))
     return np.linspace(0, size - 1, most).astype(int).tolist()
-
-
-def _hash(tokens: NDArray[np.int64]) -> bytes:
-    return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()

@@ -59,6 +59,7 @@ def _kinds(pairs: Ids, places: Ids, frequent: Ids) -> Ids:
 
 
 BYTES = 256
+MIX = 0x9E3779B97F4A7C15
 _WORD = np.zeros(BYTES, bool)
 _WORD[[*b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_'", *range(128, BYTES)]] = True
 
@@ -68,16 +69,10 @@ def _word_pairs(text: NDArray[np.integer]) -> tuple[Ids, Ids, Ids]:
     edges = np.diff(np.concatenate([[False], _WORD[text], [False]]).astype(np.int8))
     starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
     data = np.asarray(text, np.uint8).tobytes()
-    words = np.array([_number(data[start:end]) for start, end in zip(starts, ends, strict=True)], np.uint64)
+    # A 64-bit number for a word, the same in every process, and with high probability unique.
+    hashes = (blake2b(data[start:end], digest_size=8).digest() for start, end in zip(starts, ends, strict=True))
+    words = np.frombuffer(b"".join(hashes), "<u8")
     return (words[:-1] * np.uint64(MIX) + words[1:]).astype(np.int64), starts[1:], ends[1:]
-
-
-MIX = 0x9E3779B97F4A7C15
-
-
-def _number(word: bytes) -> int:
-    """A 64-bit number for a word, the same in every process, and with high probability unique."""
-    return int.from_bytes(blake2b(word, digest_size=8).digest(), "little")
 
 
 def _of_bytes(window: NDArray[np.integer], frequent: Ids) -> Ids:

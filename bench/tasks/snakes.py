@@ -113,15 +113,15 @@ def _rendered(contours: list[list[Paddle]], marks: tuple[Place, Place], radius: 
     image = np.zeros((SIDE + 2 * edge, SIDE + 2 * edge))
     for number, contour in enumerate(contours):
         for paddle in contour:
-            _brighten(image, edge, paddle.place, paddle.stamp.line * (CONTOUR if number < 2 else DISTRACTOR))
+            _draw_over(image, edge, paddle.place, paddle.stamp.line * (CONTOUR if number < 2 else DISTRACTOR))
     for mark in marks:
-        _brighten(image, edge, mark, disc)
+        _draw_over(image, edge, mark, disc)
     image = image[edge:-edge, edge:-edge]
     low, high = image.min(), image.max()
     return ((image - low) * (255 / (high - low)) + 0.5).astype(np.uint8)
 
 
-def _brighten(image: Image, edge: int, place: Place, stamp: Image) -> None:
+def _draw_over(image: Image, edge: int, place: Place, stamp: Image) -> None:
     row, column = (coordinate + edge - len(stamp) // 2 for coordinate in place)
     window = image[row : row + len(stamp), column : column + len(stamp)]
     np.maximum(window, stamp, out=window)
@@ -130,7 +130,7 @@ def _brighten(image: Image, edge: int, place: Place, stamp: Image) -> None:
 def _two_contours(numbers: Iterator[float], length: int) -> tuple[list[list[Paddle]], Image] | None:
     """The two contours, and what is occupied then."""
     angle = _angle(numbers)
-    first = _seed(numbers, angle, _central(_heading(angle, FINER * LENGTH)))
+    first = _seed(numbers, angle, _central(_heading(angle)))
     second = None if first is None else _opposite(numbers, first)
     if first is None or second is None:
         return None
@@ -144,7 +144,7 @@ def _distractor(numbers: Iterator[float], length: int, occupied: Image) -> tuple
         return None
     for _ in range(1 + PADDLE_RETRIES):
         angle = _angle(numbers)
-        seed = _seed(numbers, angle, _free(inside > FREE, _heading(angle, FINER * LENGTH)))
+        seed = _seed(numbers, angle, _free(inside > FREE, _heading(angle)))
         if seed is not None:
             return _grown(numbers, [seed], length, occupied)
     return None
@@ -160,15 +160,10 @@ def _grown(
             following = _next(numbers, contour[-1], occupied)
             if following is None:
                 return None
-            _occupy(occupied, contour[-1])
+            _draw_over(occupied, REACH, contour[-1].place, contour[-1].stamp.occupied)
             contour.append(following)
-    _occupy(occupied, contours[-1][-1])
+    _draw_over(occupied, REACH, contours[-1][-1].place, contours[-1][-1].stamp.occupied)
     return contours, occupied
-
-
-def _occupy(occupied: Image, paddle: Paddle) -> None:
-    window = occupied[paddle.window]
-    np.maximum(window, paddle.stamp.occupied, out=window)
 
 
 def _angle(numbers: Iterator[float]) -> float:
@@ -190,7 +185,7 @@ def _first(place: Place, angle: float) -> Paddle | None:
     pivot = _moved(head, angle + math.pi, LENGTH + MARGIN)
     if not all(0 <= coordinate < SIDE for coordinate in (*place, *head, *pivot)):
         return None
-    return Paddle(pivot, angle, _stamp(_heading(angle, FINER * LENGTH)), place)
+    return Paddle(pivot, angle, _stamp(_heading(angle)), place)
 
 
 def _opposite(numbers: Iterator[float], first: Paddle) -> Paddle | None:
@@ -222,7 +217,7 @@ def _next(numbers: Iterator[float], last: Paddle, occupied: Image) -> Paddle | N
     for _ in range(1 + PADDLE_RETRIES):
         chosen = int(np.searchsorted(sums, next(numbers) * sums[-1], side="right"))
         end, angle = ends[inside][chosen], float(angles[inside][chosen])
-        stamp = _stamp(_heading(angle + math.pi if angle < 0 else angle - math.pi, FINER * LENGTH))
+        stamp = _stamp(_heading(angle + math.pi if angle < 0 else angle - math.pi))
         paddle = Paddle((row, column), angle, stamp, (int(end[0]), int(end[1])))
         if (occupied[paddle.window] + stamp.occupied).max() < FULL:
             return paddle
@@ -247,9 +242,9 @@ def _moved(place: Place, angle: float, distance: float) -> Place:
     return math.ceil(row + distance * math.sin(angle)), math.ceil(column + distance * math.cos(angle))
 
 
-def _heading(angle: float, distance: float) -> Place:
-    """Where a line from the origin ends: all that a stamp depends on."""
-    return _moved((0, 0), angle, distance)
+def _heading(angle: float) -> Place:
+    """Where the line of a stamp, drawn from its middle, ends: all that a stamp depends on."""
+    return _moved((0, 0), angle, FINER * LENGTH)
 
 
 @functools.cache

@@ -70,11 +70,11 @@ def _of_tokenizers(data: bytes) -> Tokenizer:
     tokenizer = _library().Tokenizer.from_str(data.decode())
     tokenizer.no_truncation()
     tokenizer.no_padding()
-
-    def encode(text: str) -> Sequence[int]:
-        return tokenizer.encode(text, add_special_tokens=False).ids
-
-    return Tokenizer(encode, tokenizer.get_vocab_size(), hashlib.sha256(data).hexdigest())
+    return Tokenizer(
+        lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+        tokenizer.get_vocab_size(),
+        hashlib.sha256(data).hexdigest(),
+    )
 
 
 def _of_sentencepiece(data: bytes) -> Tokenizer:
@@ -88,11 +88,8 @@ def _of_model(name: str) -> Tokenizer:
     identity, origin = models.identity(name, KEY), models.origin(name, KEY)
     with models.reading(name, origin, KEY):
         tokenizer = transformers.AutoTokenizer.from_pretrained(**origin)
-
-    def encode(text: str) -> Sequence[int]:
-        return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-
-    return Tokenizer(encode, len(tokenizer), identity)
+    options = {"add_special_tokens": False, "verbose": False}
+    return Tokenizer(lambda text: tokenizer(text, **options)["input_ids"], len(tokenizer), identity)
 
 
 def _library() -> Any:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from attention_zoo.checks import check_int, require
 from bench.common.errors import one_line, package
 from bench.records.disk import write_atomically
 
@@ -74,22 +75,17 @@ def read(folder: str | Path) -> Saved:
         described = _described(Path(folder))
     except (OSError, ValueError) as error:
         raise ValueError(f"config.json cannot be read: {one_line(error)}") from None
-    cell, vocabulary = described.get("cell"), described.get("vocab_size")
-    if type(vocabulary) is not int or vocabulary < 1:
-        raise ValueError(f"config.json: vocab_size={vocabulary!r}: must be an integer of at least 1")
+    cell, vocabulary = described.get("cell"), check_int("config.json: vocab_size", described.get("vocab_size"))
     classes, documents = described.get("classes"), described.get("documents", 1)
-    for key, value, is_allowed in (
-        ("classes", classes, classes is None or (type(classes) is int and classes > 0)),
-        ("documents", documents, type(documents) is int and documents in (1, 2)),
-    ):
-        if not is_allowed:
-            raise ValueError(f"config.json: {key}={value!r}: must be what bench=train left there")
+    left = "what bench=train left there"
+    require("config.json: classes", classes, classes is None or (type(classes) is int and classes > 0), left)
+    require("config.json: documents", documents, type(documents) is int and documents in (1, 2), left)
     if not isinstance(cell, dict):
         raise ValueError("config.json: cell must be the configuration that bench=train left there")
     for key, kind in KINDS.items():
         value = cell.get(key)
         if type(value) is not kind or (isinstance(value, dict) and not isinstance(value.get("name"), str)):
-            raise ValueError(f"config.json: cell.{key} must be what bench=train left there")
+            raise ValueError(f"config.json: cell.{key} must be {left}")
     return Saved(cell, vocabulary, classes, documents)
 
 

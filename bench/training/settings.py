@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.common.errors import ConfigError
-from bench.common.schema import checked, setting
+from bench.common.schema import checked, require_setting, setting
 
 
 @dataclass
@@ -66,15 +65,12 @@ def check(values: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: naming the key, its value and what is allowed.
     """
     settings = checked(Training, values, "training.")
-    if settings.warmup > settings.steps:
-        raise ConfigError(f"training.warmup={settings.warmup}: must be at most training.steps={settings.steps}")
-    first = settings.pretrain_steps
-    least = max(1, settings.warmup)
-    most = settings.steps - least
-    if first and not least <= first <= most:
-        allowed = f"0, or {least} to {most}" if least <= most else "0"
-        why = f"training.steps={settings.steps} counts both phases, first hidden tokens, then classes"
-        raise ConfigError(
-            f"training.pretrain_steps={first}: must be {allowed}: {why}, a training.warmup={settings.warmup} in each"
-        )
+    steps, warmup, first = settings.steps, settings.warmup, settings.pretrain_steps
+    require_setting("training.warmup", warmup, warmup <= steps, f"at most training.steps={steps}")
+    least = max(1, warmup)
+    most = steps - least
+    allowed = f"0, or {least} to {most}" if least <= most else "0"
+    why = f"training.steps={steps} counts both phases, first hidden tokens, then classes, a training.warmup={warmup}"
+    fits = first == 0 or least <= first <= most
+    require_setting("training.pretrain_steps", first, fits, f"{allowed}: {why} in each")
     return dataclasses.asdict(settings)
