@@ -113,7 +113,7 @@ def test_recall_asks_for_the_value_of_each_key_once(seq_len, pairs, vocabulary):
 
 def test_gaps_of_recall_follow_the_power_law():
     slots, pairs, count = 16, 3, 3000
-    task = generated("associative_recall", seq_len=2 * (slots + pairs), num_pairs=pairs)
+    task = generated("associative_recall", seq_len=2 * (slots + pairs), num_pairs=pairs, vocabulary=64)
     first = Counter()
     for tokens, targets in examples(task, count, "train"):
         answers = [(place, target) for place, target in enumerate(targets) if target != IGNORED]

@@ -39,7 +39,6 @@ def some_in_validation(split, index, tokens, label):
 
 
 def test_noise_has_no_leak():
-    leaks.require_none(Noise(), "noise")
     leaks.require_none(Noise(classes=4), "noise")
     assert set(leaks.twins(Noise()).values()) == {0.0}
     found = leaks.telling(Noise())
@@ -72,11 +71,12 @@ def test_examples_in_two_splits_are_found(plant, sizes, line):
         leaks.require_none(Noise(sizes, plant), "noise")
 
 
-def test_few_twins_are_told_but_not_refused():
+def test_few_twins_are_told_but_not_refused(monkeypatch):
     def two(split, index, tokens, label):
         return Draws(0, "train", index).integers(8, 40) if split == "test" and index < 2 else tokens
 
-    assert leaks.twins(Noise(plant=two))["test", "train"] == 2 / 512
+    monkeypatch.setattr(leaks, "LOOKED_AT", {"train": 512, "validation": 200, "test": 400})
+    assert leaks.twins(Noise(plant=two))["test", "train"] == 2 / 400
     leaks.require_none(Noise(plant=two), "noise")
 
 
@@ -100,13 +100,11 @@ def test_all_that_lies_on_the_disk_is_looked_at():
 
 
 def test_an_operator_that_tells_a_little_is_no_leak():
-    """The first operator is the outermost: MIN and MAX of many arguments are near the ends."""
-    task = {"name": "listops", "min_length": 30, "max_length": 129}
-    found = leaks.telling(
-        ListOps(min_length=30, max_length=129, examples=1024).open({"task": task, "seq_len": 128, "seed": 0}, None)
-    )
-    assert found.position == 0 and found.accuracy > 1.5 * found.most_frequent
-    assert found.accuracy < 0.5
+    """The first operator is the outermost: MIN and MAX of many arguments are near the ends. It gives a third."""
+    found = leaks.telling(ListOps(min_length=20, max_length=128).open({"seq_len": 128, "seed": 0}, None))
+    # Of the half of 1,024 the shares have a standard deviation of 1.6 and 2.1 points.
+    assert found.most_frequent == pytest.approx(0.16, abs=0.035)
+    assert found.position == 0 and found.accuracy == pytest.approx(0.33, abs=0.045)
 
 
 def test_a_task_is_looked_at_when_it_is_opened(monkeypatch, tmp_path):

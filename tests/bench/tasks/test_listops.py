@@ -80,26 +80,9 @@ def check(task, count, low, high, deepest):
 
 def test_values_are_those_of_an_independent_evaluator():
     assert (opened().classes, opened().vocabulary, opened().causal) == (10, 32, False)
-    check(opened(), 500, 30, 129, 10)
-    trees = check(opened(max_depth=3), 100, 30, 129, 3)
+    check(opened(), 200, 30, 129, 10)
+    trees = check(opened(max_depth=3), 50, 30, 129, 3)
     assert max(map(depth, trees)) == 3
-
-
-def test_the_first_operator_alone_gives_a_third_of_short_expressions():
-    """What README names beside guessing: the most frequent digit, and the best digit for each first operator."""
-    task = opened(min_length=20, max_length=128)
-    # Of 1,000 the shares have a standard deviation of 1.2 and 1.5 points.
-    drawn = [task.example("test", index) for index in range(2000)]
-    firsts, values = (np.array([part[0] for part in column]) for column in zip(*drawn, strict=True))
-    half = len(values) // 2
-    frequent = Counter(values[:half].tolist()).most_common(1)[0][0]
-    assert np.mean(values[half:] == frequent) == pytest.approx(0.16, abs=0.025)
-    best = {
-        first: Counter(values[:half][firsts[:half] == first].tolist()).most_common(1)[0][0] for first in set(firsts)
-    }
-    assert np.mean([best[first] == value for first, value in zip(firsts[half:], values[half:], strict=True)]) == (
-        pytest.approx(0.33, abs=0.03)
-    )
 
 
 @pytest.mark.slow
@@ -113,9 +96,10 @@ def test_ten_thousand_expressions_of_the_papers_size_have_the_values_of_an_indep
 def test_nodes_are_drawn_by_the_published_rules():
     """Before any is rejected; depths of rejected and kept trees together are those of a branching process."""
     numbers = Draws(0, "train", 0).uniform_stream()
-    trees = [read(_expression(numbers, 4, 10**6))[0] for _ in range(20_000)]
+    count = 8000
+    trees = [read(_expression(numbers, 4, 10**6))[0] for _ in range(count)]
     is_operator = [isinstance(node, list) for node in trees]
-    assert stats.binomtest(sum(is_operator), 20_000, 0.25).pvalue > UNLIKELY
+    assert stats.binomtest(sum(is_operator), count, 0.25).pvalue > UNLIKELY
     nodes = [one for node in trees for one in operators(node)]
     assert stats.chisquare(list(Counter(one[0] for one in nodes).values())).pvalue > UNLIKELY
     counts = Counter(len(one) - 1 for one in nodes)
@@ -125,7 +109,7 @@ def test_nodes_are_drawn_by_the_published_rules():
     # No operator at the largest depth: a node has one below it with chance 1 - E[0.75 ** arguments].
     chance = 0.25 * (1 - np.mean(0.75 ** np.arange(2, 11)))
     assert max(map(depth, trees)) == 4
-    assert stats.binomtest(sum(depth(node) >= 3 for node in trees), 20_000, chance).pvalue > UNLIKELY
+    assert stats.binomtest(sum(depth(node) >= 3 for node in trees), count, chance).pvalue > UNLIKELY
 
 
 def test_lengths_values_and_depths_are_those_of_trees_that_are_kept_where_their_length_fits():
@@ -133,7 +117,7 @@ def test_lengths_values_and_depths_are_those_of_trees_that_are_kept_where_their_
     generator, drawn = random.Random(1), []
 
     def node(level):
-        if level == 10 or generator.random() > 0.25:
+        if level == 5 or generator.random() > 0.25:
             return generator.randrange(10), 1
         arguments = [node(level + 1) for _ in range(generator.randint(2, 10))]
         operator = ("[MIN", "[MAX", "[MED", "[SM")[generator.randrange(4)]
@@ -143,8 +127,7 @@ def test_lengths_values_and_depths_are_those_of_trees_that_are_kept_where_their_
         one = node(1)
         if 30 < one[1] < 129:
             drawn.append(one)
-    task = opened()
-    mine = [read(tokens) for tokens in task.batch("test", range(300)).tokens.tolist()]
+    mine = [read(tokens) for tokens in opened(max_depth=5).batch("test", range(300)).tokens.tolist()]
     for seen in (lambda one: one[1], lambda one: depth(one[0]), lambda one: evaluated(one[0])):
         both = [seen(one) for one in mine], [seen(one) for one in drawn]
         assert stats.ks_2samp(*both, method="asymp").pvalue > UNLIKELY
