@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from model_cases import (
     DECODERS,
+    MODELS,
     SEQ_LEN,
     VOCABULARY,
     attentions,
     config,
     every_decoder,
-    every_model,
     made,
     tokens,
     tolerance,
@@ -39,8 +39,11 @@ def test_a_shorter_sequence_has_the_logits_of_its_prefix_so_that_none_knows_a_la
             torch.testing.assert_close(part, whole[:, :length], rtol=0, atol=tolerance(name))
 
 
-# The gradients of each mechanism are those of its attention matrix: `test_contract.py`. Here the model is what learns.
-@pytest.mark.parametrize("model, name", [("transformer", "softmax"), ("encoder", "softmax")])
+# That each mechanism's weights are of its seed and have gradients: `test_contract.py`. Here the model is what learns.
+both_models = pytest.mark.parametrize("model, name", [("transformer", "softmax"), ("encoder", "softmax")])
+
+
+@both_models
 def test_it_learns_a_batch_by_heart(model, name):
     """Of sequences that differ from the first token on; that is never the same twice, so that nothing is ambiguous."""
     learner = build(config(model, name), VOCABULARY).train()
@@ -58,14 +61,16 @@ def test_it_learns_a_batch_by_heart(model, name):
     pytest.fail(f"still {loss.item():.3f}")
 
 
-@every_model
+@both_models
 def test_every_weight_is_of_use(model, name):
     learner = made(model, name)
     learner(tokens()).square().sum().backward()
     assert [key for key, p in learner.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
 
 
-@every_model
+@pytest.mark.parametrize(
+    "model, name", [("transformer", "performer"), ("transformer", "polysketch"), ("encoder", "linformer")]
+)
 def test_weights_are_of_the_seed_alone(model, name):
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -102,10 +107,16 @@ def test_activations_that_are_computed_again_have_the_same_gradients(name):
         torch.testing.assert_close(gradients[True][key], gradient, rtol=1e-6, atol=tolerance(name))
 
 
-@every_model
+@pytest.mark.parametrize(
+    "model, name",
+    [
+        (model, name)
+        for model, name in MODELS
+        if name == "softmax" or (attention_zoo.info(name).package and torch.bfloat16 in attention_zoo.info(name).dtypes)
+    ],
+)
 def test_autocast_to_bfloat16_costs_its_rounding(model, name):
-    if torch.bfloat16 not in attention_zoo.info(name).dtypes:
-        pytest.skip("takes no bfloat16")
+    """In each model, and with what is somebody else's, of which the contract does not ask it."""
     learner, read = build(config(model, name), VOCABULARY), tokens()
     seen = set()
     for attention in attentions(learner):

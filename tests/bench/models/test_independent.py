@@ -61,10 +61,12 @@ def transformer(weights, read, heads=3, layers=2, sinusoidal=True):
     return norm(x, "norm") @ weights["embedding.weight"].T + weights["bias"]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
 @pytest.mark.parametrize(
-    ("given", "training"),
-    [({}, True), ({"sinusoidal": False, "short_convolution": 4}, False)],
+    ("given", "training", "dtype", "tolerance"),
+    [
+        ({}, True, torch.float32, 1e-5),
+        ({"sinusoidal": False, "short_convolution": 4}, False, torch.float64, 1e-6),
+    ],
     ids=["paper-training", "rotary-convolution-evaluation"],
 )
 def test_a_transformer_is_that_of_other_functions(given, training, dtype, tolerance):
@@ -84,11 +86,10 @@ def test_a_short_convolution_begins_as_the_identity():
     torch.testing.assert_close(convolving(tokens(length=32)), plain(tokens(length=32)))
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_an_encoder_is_that_of_torch_nn(training):
-    ours = awakened(build(config("encoder", **SIZES), VOCABULARY)).double().train(training)
+def test_an_encoder_is_that_of_torch_nn():
+    ours = awakened(build(config("encoder", **SIZES), VOCABULARY)).double()
     layer = nn.TransformerEncoderLayer(WIDTH, 3, 4 * WIDTH, dropout=0, activation="gelu", batch_first=True)
-    blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().train(training)
+    blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
     with torch.no_grad():
         for theirs, block in zip(blocks.layers, ours.blocks, strict=True):
             theirs.self_attn.in_proj_weight.copy_(block.multihead.query_key_value.weight)

@@ -3,8 +3,8 @@
 import pytest
 import yaml
 from model_cases import VOCABULARY, config
+from refusals import refused
 
-from bench.common.errors import ConfigError
 from bench.models import build, settings
 from bench.plan.conf import CONF
 
@@ -50,10 +50,7 @@ def test_sizes_are_those_of_the_papers():
     ("values", "message"),
     [
         ({}, "model.name=None: must be one of transformer, encoder, classifier, bag_of_tokens, convolution"),
-        (
-            {"name": "bert"},
-            "model.name='bert': must be one of transformer, encoder, classifier, bag_of_tokens, convolution",
-        ),
+        ({"name": "bert"}, "model.name='bert': must be one of transformer, "),
         ({"name": "transformer", "depth": 2}, "model.depth=2: unknown; known are layers, dropout, sinusoidal, short"),
         ({"name": "encoder", "dropout": 0.1}, "model.dropout=0.1: unknown; known are layers"),
         ({"name": "transformer", "layers": 0}, "model.layers=0: must be a number of at least 1"),
@@ -62,9 +59,8 @@ def test_sizes_are_those_of_the_papers():
     ],
 )
 def test_a_mistake_in_the_settings_is_one_line(values, message):
-    with pytest.raises(ConfigError) as raised:
+    with refused(message):
         settings(values)
-    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +83,8 @@ def test_a_mistake_in_the_settings_is_one_line(values, message):
 )
 def test_what_does_not_fit_is_one_line(changes, message):
     given = config(changes.pop("model", "transformer"), changes.pop("name", "softmax"), **changes)
-    with pytest.raises(ConfigError) as raised:
+    with refused(message):
         build(given, VOCABULARY)
-    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize("changes", [{"head_dim": 2, "num_heads": 2}, {"model": "encoder", "head_dim": 7}])

@@ -127,8 +127,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 
 def test_without_end_nothing_comes_twice():
-    seen = [index for step in range(40) for index in training_indices(0, step, 16, None)]
-    assert len(seen) == len(set(seen)) == 640
+    assert [index for step in range(3) for index in training_indices(0, step, 16, None)] == list(range(48))
 
 
 def test_the_number_of_a_key_is_large_and_its_own():
