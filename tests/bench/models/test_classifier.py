@@ -16,14 +16,14 @@ from bench.tasks import TASKS
 from bench.training import saved
 
 CLASSES = 4
+LAYERS = {"classifier": 2, "convolution": 3, "bag_of_tokens": 0}
 CLASSED = [name for name, task in TASKS.items() if task.classes is not None]
 
 
 def made(model="classifier", name="softmax", documents=1, awake=True, **given):
     """In float64 and in evaluation, with weights that no initialisation has."""
     name = name if model == "classifier" else "identity"
-    layers = {"classifier": 2, "convolution": 3, "bag_of_tokens": 0}[model]
-    settings = {"layers": layers, **given.pop("settings", {})}
+    settings = {"layers": LAYERS[model], **given.pop("settings", {})}
     one = build(config(model, name, settings=settings, **given), VOCABULARY, CLASSES, documents).eval()
     return (awakened(one) if awake else one).double()
 
@@ -81,11 +81,12 @@ def test_of_a_pair_both_documents_are_read_alike_and_compared():
     torch.testing.assert_close(one(read, None, mask), torch.stack(expected), rtol=1e-10, atol=1e-10)
 
 
-CONTROLS = [("classifier", name) for name in ("softmax", "linear", "local", "identity", "v_mean")]
-CONTROLS += [("bag_of_tokens", "identity"), ("convolution", "identity")]
+every_control = pytest.mark.parametrize(
+    ("model", "name"), [("classifier", "softmax"), *((model, "identity") for model in LAYERS)]
+)
 
 
-@pytest.mark.parametrize(("model", "name"), CONTROLS)
+@every_control
 @torch.no_grad()
 def test_how_much_padding_there_is_changes_nothing_where_tokens_are_pooled(model, name):
     one, read = made(model, name, settings={"pooling": "tokens"}), tokens()
@@ -118,7 +119,7 @@ def test_a_convolution_sees_six_neighbours_to_each_side(dimensions):
     assert torch.equal(changed, near if dimensions == 1 else (near[:, None] & near).flatten())
 
 
-@pytest.mark.parametrize(("model", "name"), CONTROLS)
+@every_control
 @torch.no_grad()
 def test_what_is_hidden_is_not_seen_and_named_by_the_embedding(model, name):
     one, read, mask = made(model, name), tokens(2), mask_of(SEQ_LEN, 9)
@@ -132,7 +133,7 @@ def test_what_is_hidden_is_not_seen_and_named_by_the_embedding(model, name):
     assert torch.equal(seen, found) == (name == "identity" and model != "convolution")
 
 
-@pytest.mark.parametrize(("model", "name"), CONTROLS)
+@every_control
 def test_every_weight_is_of_use_to_tell_a_class(model, name):
     one = made(model, name, documents=2)
     one(tokens(4).view(2, 2, SEQ_LEN)).square().sum().backward()

@@ -152,7 +152,7 @@ def test_a_tokenizer_of_a_file_is_read_as_it_is(opened, refused, tmp_path, cache
     refused(f"task.tokenizer='{mine}': cannot be read: ", tokenizer=str(mine))
     refused(f"task.tokenizer='{cache}': cannot be read: ", tokenizer=str(cache))
     with pytest.raises(ConfigError, match=r"^task\.vocabulary=100000: must be at most \d+, all that the text gives$"):
-        opened(tokenizer="bpe", vocabulary=100_000)
+        opened(LINES[:60], tokenizer="bpe", vocabulary=100_000)
 
 
 class FakePieces:
@@ -191,13 +191,11 @@ def test_the_tokenizer_of_a_model_is_read(opened):
 
 def test_tokens_are_mapped_and_made_once_for_each_text_and_vocabulary(opened, cache, monkeypatch):
     first = opened()
-    made = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    assert len(made) == 3 and all(isinstance(tokens, np.memmap) for tokens in first.tokens.values())
+    assert len([*cache.iterdir()]) == 3 and all(isinstance(tokens, np.memmap) for tokens in first.tokens.values())
     assert not any(tokens.flags.writeable for tokens in first.tokens.values())
     with monkeypatch.context() as patch:
         patch.setattr(LocalText, "pieces", lambda *_: pytest.fail("read again"))
         second = opened(seq_len=5, seed=3)
-    assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == made
     assert all(np.array_equal(first.tokens[split], second.tokens[split]) for split in SPLITS)
     assert decoded(opened(LINES[::-1]).tokens["test"]).endswith(LINES[0])
     shorter, other, again = (opened(tokenizer="bpe", vocabulary=n).tokens["train"] for n in (300, 400, 300))

@@ -77,7 +77,7 @@ def test_evaluation_changes_nothing_and_is_that_of_all_examples_at_once():
 
 
 def test_it_learns():
-    one = trained(trainer(steps=100, warmup=5, learning_rate=0.1), 100)
+    one = trained(trainer(steps=60, warmup=5, learning_rate=0.1), 60)
     found = one.evaluate("test", 1000)
     assert found["example_accuracy"] > 0.9 and found["examples"] == 16, "a split is read to its end only"
     assert one.curve["train_loss"][0] == pytest.approx(math.log(VOCABULARY), rel=0.2)

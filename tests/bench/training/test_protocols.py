@@ -89,7 +89,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, make, stops, gi
 
 def test_the_best_weights_are_those_of_the_least_validation_loss_and_the_test_decides_nothing():
     """At a rate that is far too high, so that the last are not the best."""
-    one = classifier(checkpoint="best", learning_rate=0.3, steps=40)
+    one = classifier(checkpoint="best", learning_rate=0.3)
     one.task.batch = lambda split, indices, batch=one.task.batch: (
         (split == "test" and pytest.fail()) or batch(split, indices)
     )
@@ -100,10 +100,10 @@ def test_the_best_weights_are_those_of_the_least_validation_loss_and_the_test_de
         seen[one.step] = weights(one)
     losses = {found["step"]: found["loss"] for found in one.evaluations}
     best = min(losses, key=losses.get)
-    assert sorted(losses) == list(range(2, 41, 2)) and best != 40
+    assert sorted(losses) == list(range(2, 21, 2)) and best != 20
     assert one.load_best_weights() == best and torch.equal(weights(one), seen[best])
-    last = trained(classifier(learning_rate=0.3, steps=40), 40, looks=True)
-    assert last.load_best_weights() == 40 and torch.equal(weights(last), seen[40])
+    last = trained(classifier(learning_rate=0.3), 20, looks=True)
+    assert last.load_best_weights() == 20 and torch.equal(weights(last), seen[20])
 
 
 def test_without_a_lower_loss_for_as_long_as_patience_says_it_ends():
