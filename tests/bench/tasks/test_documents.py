@@ -78,26 +78,22 @@ def test_what_is_no_file_of_pairs_is_one_line(opened, tmp_path, line, message):
     assert message.format(folder) in str(error.value) and "\n" not in str(error.value)
 
 
-REVIEWS = [{"text": f"<br />review {number} café", "label": int(number >= 20)} for number in range(40)]
+REVIEWS = {
+    "train": [{"text": f"<br />review {number} café", "label": int(number >= 20)} for number in range(40)],
+    "test": [{"text": f"<br />other {number} café", "label": int(number >= 3)} for number in range(5)],
+}
 
 
 def check_reviews(task):
     """Every tenth of the training split is for validation, which has both classes though the file is sorted."""
-    assert task.sizes == {"train": 36, "validation": 4, "test": 5}
-    for split, numbers in (
-        ("train", [n for n in range(40) if n % 10 != 9]),
-        ("validation", [9, 19, 29, 39]),
-        ("test", range(5)),
-    ):
-        tokens, targets, _ = task.batch(split, range(task.size(split)))
-        words = "review" if split != "test" else "other"
-        assert [read(one).decode() for one in tokens] == [f"<br />{words} {number} café" for number in numbers]
-        assert targets[:, 0].tolist() == [int(number >= (20 if split != "test" else 3)) for number in numbers]
+    train = REVIEWS["train"]
+    rest = [row for number, row in enumerate(train) if number % 10 != 9]
+    for split, rows in (("train", rest), ("validation", train[9::10]), ("test", REVIEWS["test"])):
+        assert task.size(split) == len(rows)
+        tokens, targets, _ = task.batch(split, range(len(rows)))
+        assert [read(one).decode() for one in tokens] == [row["text"] for row in rows]
+        assert targets[:, 0].tolist() == [row["label"] for row in rows]
     assert (task.classes, task.padding, task.vocabulary) == (2, 0, 512)
-
-
-def others():
-    return [{"text": f"<br />other {number} café", "label": int(number >= 3)} for number in range(5)]
 
 
 def test_reviews_are_read_from_a_folder_of_files(opened, tmp_path):
@@ -105,8 +101,8 @@ def test_reviews_are_read_from_a_folder_of_files(opened, tmp_path):
     pandas = pytest.importorskip("pandas")
     folder = tmp_path / "imdb"
     folder.mkdir()
-    pandas.DataFrame(REVIEWS).to_parquet(folder / "train-00000-of-00001.parquet")
-    pandas.DataFrame(others()).to_parquet(folder / "test-00000-of-00001.parquet")
+    for split, rows in REVIEWS.items():
+        pandas.DataFrame(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
     check_reviews(opened("text", data=str(folder)))
 
 
@@ -115,7 +111,7 @@ def test_reviews_of_the_hub_are_read_once(opened, monkeypatch):
 
     def records(path, config, revision, split, key, columns):
         asked.append((path, split, columns))
-        return iter(REVIEWS if split == "train" else others())
+        return iter(REVIEWS[split])
 
     monkeypatch.setattr(models, "hub_answers", lambda: True)
     monkeypatch.setattr(texts, "records", records)

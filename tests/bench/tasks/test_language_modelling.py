@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -155,28 +156,18 @@ def test_a_tokenizer_of_a_file_is_read_as_it_is(opened, refused, tmp_path, cache
         opened(LINES[:60], tokenizer="bpe", vocabulary=100_000)
 
 
-class FakePieces:
-    """SentencePiece's processor: ids are the lengths of words."""
-
-    def __init__(self, model_proto):
-        assert model_proto == b"model"
-
-    def vocab_size(self):
-        return 32_000
-
-    def encode(self, text):
-        return [len(word) for word in text.split()]
-
-
 def test_a_model_of_sentencepiece_is_read(opened, refused, tmp_path, monkeypatch):
+    """Of a fake, whose ids are the lengths of words."""
+    fake = SimpleNamespace(vocab_size=lambda: 32_000, encode=lambda text: [len(word) for word in text.split()])
+    module = SimpleNamespace(SentencePieceProcessor=lambda model_proto: {b"model": fake}[model_proto])
     (tmp_path / "spm.model").write_bytes(b"model")
     asked = {"tokenizer": str(tmp_path / "spm.model")}
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     refused("task.tokenizer: sentencepiece is missing; pip install", error=ModuleNotFoundError, **asked)
-    monkeypatch.setitem(sys.modules, "sentencepiece", type("Module", (), {"SentencePieceProcessor": FakePieces}))
+    monkeypatch.setitem(sys.modules, "sentencepiece", module)
     task = opened(**asked)
-    words = "".join(LocalText(task.source).pieces("test")).split()
-    assert task.vocabulary == 32_000 and task.tokens["test"].tolist() == [len(word) for word in words]
+    expected = fake.encode("".join(LocalText(task.source).pieces("test")))
+    assert task.vocabulary == 32_000 and task.tokens["test"].tolist() == expected
 
 
 @needs_data

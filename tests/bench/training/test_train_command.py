@@ -16,23 +16,12 @@ from safetensors.torch import load_file
 from bench.records.store import Store, latest
 
 pytestmark = pytest.mark.commands
-TINY = [
-    "bench=train",
-    "task=reversal",
-    "model=encoder",
-    "seq_len=8",
-    "batch_size=16",
-    "tracking=none",
-    "device=cpu",
-    "training.warmup=5",
-    "training.evaluate_every=10",
-    "training.evaluation_examples=32",
-    "training.test_examples=37",
-]
+TINY = """bench=train task=reversal model=encoder seq_len=8 batch_size=16 tracking=none device=cpu training.warmup=5
+    training.evaluate_every=10 training.evaluation_examples=32 training.test_examples=37"""
 
 
 def typed(folder, *arguments):
-    return command(*TINY, f"results_dir={folder}", *arguments)
+    return command(*TINY.split(), f"results_dir={folder}", *arguments)
 
 
 def run(folder, *arguments):
