@@ -20,6 +20,8 @@ from bench.tasks.progress import ItemProgress
 KEY = "task.text"
 SHARES = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
 """Of the characters of a text that has no splits of its own: where each begins and ends."""
+OF_ENDS = {"ends": "of documents"}
+"""What the key of where the documents of a split end has beside that of its tokens."""
 
 Tokens = kept.Array
 
@@ -166,7 +168,7 @@ def has(text: Text, name: str, vocabulary: int | None, max_tokens: int | None, c
     except (OSError, ValueError):  # not there
         return False
     keys = [_key(text, split, identity, max_tokens) for split in SHARES]
-    ends = [_of_ends(key) for key in keys[1:]] if isinstance(text, HubText) else []
+    ends = [key | OF_ENDS for key in keys[1:]] if isinstance(text, HubText) else []
     return all(kept.has(key, cache_dir) for key in [*keys, *ends])
 
 
@@ -176,43 +178,31 @@ def tokens(text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: 
     dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
     lengths: list[int] = []
 
-    def counted() -> Iterator[Tokens]:
-        for ids in _encoded(text, split, tokenizer, max_tokens, dtype):
+    def encoded() -> Iterator[Tokens]:
+        count = 0
+        for piece in ItemProgress(f"texts of {split} made into tokens").over(text.pieces(split)):
+            ids = np.asarray(tokenizer.encode(piece), dtype)
+            ids = ids if max_tokens is None else ids[: max_tokens - count]
             lengths.append(len(ids))
             yield ids
+            count += len(ids)
+            if count == max_tokens:
+                break
+        if count == 0:
+            raise ValueError(f"{KEY}={text.source!r}: has no {split} split, it is too short")
 
-    made = kept.array(key, counted(), dtype, cache_dir)
+    made = kept.array(key, encoded(), dtype, cache_dir)
     if split == "train" or isinstance(text, LocalText):
         return Split(made, np.empty(0, np.uint64))
 
     def ends() -> Iterator[Tokens]:
         if not lengths:  # tokens of an older version are kept without them
-            for _ in counted():
+            for _ in encoded():
                 pass
         yield np.cumsum(lengths, dtype=np.uint64)
 
-    return Split(made, kept.array(_of_ends(key), ends(), np.dtype(np.uint64), cache_dir))
+    return Split(made, kept.array(key | OF_ENDS, ends(), np.dtype(np.uint64), cache_dir))
 
 
 def _key(text: Text, split: str, tokenizer: Any, max_tokens: int | None) -> dict[str, Any]:
     return {**text.identity(split), "tokenizer": tokenizer, "max_tokens": max_tokens}
-
-
-def _of_ends(key: dict[str, Any]) -> dict[str, Any]:
-    """The key of where the documents of a split end."""
-    return {**key, "ends": "of documents"}
-
-
-def _encoded(
-    text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, dtype: np.dtype[Any]
-) -> Iterator[Tokens]:
-    count = 0
-    for piece in ItemProgress(f"texts of {split} made into tokens").over(text.pieces(split)):
-        ids = np.asarray(tokenizer.encode(piece), dtype)
-        ids = ids if max_tokens is None else ids[: max_tokens - count]
-        yield ids
-        count += len(ids)
-        if count == max_tokens:
-            break
-    if count == 0:
-        raise ValueError(f"{KEY}={text.source!r}: has no {split} split, it is too short")

@@ -82,7 +82,5 @@ def _right(tokens: NDArray[np.int64], classes: NDArray[np.int64], vocabulary: in
 
 def _indices(task: Task, split: str, most: int) -> list[int]:
     """The indices of at most `most` examples, spread over the split."""
-    size = task.size(split)
-    if size is None or size <= most:
-        return list(range(most if size is None else size))
-    return np.linspace(0, size - 1, most).astype(int).tolist()
+    size = task.size(split) or most
+    return np.linspace(0, size - 1, min(size, most)).astype(int).tolist()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,12 @@ from bench.common.schema import require_setting, setting
 from bench.tasks.base import Draws, Example
 from bench.tasks.generated import GeneratedSettings
 
-OPERATORS = ("MIN", "MAX", "MED", "SM")
+OPERATORS: dict[str, Callable[[list[int]], int]] = {
+    "MIN": min,
+    "MAX": max,
+    "MED": lambda values: int(median(values)),
+    "SM": lambda values: sum(values) % 10,
+}
 SHARE = 0.25
 """Of nodes above the largest depth: the operators."""
 MOST_ARGUMENTS = 10
@@ -110,6 +116,7 @@ def _expression(numbers: Iterator[float], max_depth: int, max_length: int) -> li
 def value(tokens: list[int]) -> int:
     """The digit that an expression is, without its padding."""
     pending: list[list[int]] = [[]]
+    apply = list(OPERATORS.values())
     for token in tokens:
         if token < OPERATOR:
             pending[-1].append(token - DIGIT)
@@ -117,16 +124,5 @@ def value(tokens: list[int]) -> int:
             pending.append([token])
         else:
             operator, *arguments = pending.pop()
-            pending[-1].append(_applied(OPERATORS[operator - OPERATOR], arguments))
+            pending[-1].append(apply[operator - OPERATOR](arguments))
     return pending[0][0]
-
-
-def _applied(operator: str, arguments: list[int]) -> int:
-    if operator == "MIN":
-        return min(arguments)
-    if operator == "MAX":
-        return max(arguments)
-    if operator == "SM":
-        return sum(arguments) % 10
-    ordered, half = sorted(arguments), len(arguments) // 2
-    return ordered[half] if len(arguments) % 2 else (ordered[half - 1] + ordered[half]) // 2

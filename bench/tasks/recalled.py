@@ -35,10 +35,14 @@ def kinds(window: NDArray[np.integer], frequent: Ids, vocabulary: int) -> Ids:
     The distance is to the latest earlier occurrence of its pair, in tokens. For bytes, all bytes of a word have the
     word's kind, which is recalled if the whole word and the one before it occurred earlier.
     """
-    if vocabulary == BYTES:
-        return _of_bytes(window, frequent)
-    pairs = _pairs(window, vocabulary)
-    return _kinds(pairs, np.arange(len(pairs)), frequent)
+    if vocabulary != BYTES:
+        pairs = _pairs(window, vocabulary)
+        return _kinds(pairs, np.arange(len(pairs)), frequent)
+    pairs, starts, ends = _word_pairs(window)
+    found = np.zeros(len(window), np.int64)
+    for kind, start, end in zip(_kinds(pairs, starts, frequent), starts, ends, strict=True):
+        found[start:end] = kind
+    return found[1:]
 
 
 def _pairs(tokens: NDArray[np.integer], vocabulary: int) -> Ids:
@@ -73,12 +77,3 @@ def _word_pairs(text: NDArray[np.integer]) -> tuple[Ids, Ids, Ids]:
     hashes = (blake2b(data[start:end], digest_size=8).digest() for start, end in zip(starts, ends, strict=True))
     words = np.frombuffer(b"".join(hashes), "<u8")
     return (words[:-1] * np.uint64(MIX) + words[1:]).astype(np.int64), starts[1:], ends[1:]
-
-
-def _of_bytes(window: NDArray[np.integer], frequent: Ids) -> Ids:
-    pairs, starts, ends = _word_pairs(window)
-    of_words = _kinds(pairs, starts, frequent)
-    found = np.zeros(len(window), np.int64)
-    for kind, start, end in zip(of_words, starts, ends, strict=True):
-        found[start:end] = kind
-    return found[1:]
