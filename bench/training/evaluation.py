@@ -87,7 +87,7 @@ def evaluate(
     indices = range(count) if size is None else [number * size // count for number in range(count)]
     length = task.batch(split, [0]).targets.shape[1]
     units, kinds = task.units(split, indices), task.kinds if split == "test" else ()
-    right, whole = torch.zeros(2, dtype=torch.float64, device=device)
+    right = torch.zeros((), dtype=torch.float64, device=device)
     by_position, by_unit, right_by_unit, by_kind = (
         Sums(size, device) for size in (length, max(units) + 1, max(units) + 1, len(kinds))
     )
@@ -103,7 +103,6 @@ def evaluate(
         rows, columns = (targets != IGNORED).nonzero(as_tuple=True)
         wrong = torch.zeros(len(own), device=device).index_add_(0, rows, (~is_right).float())
         right += is_right.sum()
-        whole += (wrong == 0).sum()
         by_position.add(losses, columns)
         own_units = torch.tensor([units[number] for number in own], device=device)
         by_unit.add(losses, own_units[rows])
@@ -112,16 +111,17 @@ def evaluate(
             of_answers = torch.from_numpy(np.stack([task.kinds_of(split, index) for index in examples_of])).to(device)
             by_kind.add(losses, of_answers[rows, columns])
     total, asked = by_position.over(world)
+    whole = right_by_unit.over(world)
     found = {
         "examples": count,
         "loss": sum(total) / sum(asked),
         "token_accuracy": float(world.total(right)) / sum(asked),
-        "example_accuracy": float(world.total(whole)) / count,
+        "example_accuracy": sum(whole[0]) / count,
         "loss_by_position": [loss / times if times else None for loss, times in zip(total, asked, strict=True)],
         "loss_by_unit": linearised(*by_unit.over(world)),
     }
     if task.classes is not None:
-        found["accuracy_by_unit"] = linearised(*right_by_unit.over(world))
+        found["accuracy_by_unit"] = linearised(*whole)
     if kinds:
         parts = zip(kinds, *by_kind.over(world), strict=True)
         found["parts"] = {kind: {"answers": answers, "loss": loss} for kind, loss, answers in parts}

@@ -22,6 +22,8 @@ from bench.training.settings import Training
 from bench.training.world import World
 
 LOGGED = ("train_loss", "gradient_norm", "learning_rate")
+STATE = ("step", "curve", "evaluations", "best", "seconds")
+"""Attributes of a trainer that are part of the state of a run as they are."""
 
 
 def derived_seed(*key: int | str) -> int:
@@ -189,13 +191,9 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """The state from which a run can resume."""
         return {
-            "step": self.step,
+            **{name: getattr(self, name) for name in STATE},
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "curve": self.curve,
-            "evaluations": self.evaluations,
-            "best": self.best,
-            "seconds": self.seconds,
             "generators": {name: generator.get_state() for name, generator in self._generators().items()},
         }
 
@@ -203,7 +201,7 @@ class Trainer:
         """Resume from a `state`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for name in ("step", "curve", "evaluations", "best", "seconds"):
+        for name in STATE:
             setattr(self, name, state[name])
         for name, generator in self._generators().items():
             generator.set_state(state["generators"][name])
