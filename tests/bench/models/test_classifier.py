@@ -168,7 +168,6 @@ LENGTHS, HIDDEN = {"training": {"test_lengths": [64]}}, {"training": {"pretrain_
     [
         ("classifier", {}, None, "model.name=classifier: must have a task whose answers are classes"),
         ("encoder", {}, 2, "model.name=encoder: must have a task whose answers are tokens"),
-        ("bag_of_tokens", {"settings": {"layers": 0}}, 2, "attention=softmax: must be identity with model"),
         ("convolution", SQUARE, 2, "seq_len=19: must be a square number with model.dimensions=2"),
         ("classifier", LENGTHS, 2, "training.test_lengths=[64]: must be null with model.name=classifier"),
         ("encoder", HIDDEN, None, "training.pretrain_steps=5: must be 0 with model.name=encoder, its answers are "

@@ -70,10 +70,7 @@ def test_a_mistake_in_the_settings_is_one_line(values, message):
         ({"model": "encoder", "causal": True}, "causal=true: must be false with model.name=encoder"),
         ({"head_dim": 7}, "head_dim=7: must be even, rotary positions turn pairs of coordinates"),
         ({"head_dim": 2, "num_heads": 1}, "num_heads=1: num_heads * head_dim=2 must be at least 4"),
-        (
-            {"model": "encoder", "head_dim": 7, "num_heads": 3},
-            "num_heads=3: num_heads * head_dim=21 must be even, sines",
-        ),
+        ({"model": "encoder", "head_dim": 7, "num_heads": 3}, "num_heads=3: num_heads * head_dim=21 must be even, "),
         (
             {"name": "performer", "attention": {"redraw_interval": 10}, "settings": {"activation_checkpointing": True}},
             "model.activation_checkpointing=true: must be false with attention.redraw_interval=10, which would count "

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.tasks import kept, open_task, pathfinder, progress
+from bench.tasks import TASKS, kept, open_task, pathfinder, progress
 from bench.tasks.progress import ItemProgress, reporting
 
 KEY, BYTES = {"of": "a test"}, np.dtype(np.uint8)
@@ -63,34 +63,21 @@ def aan(folder):
         (folder / f"pairs.{split}.tsv").write_text("".join(lines))
 
 
-@pytest.mark.parametrize(
-    ("task", "seq_len", "lines"),
-    [
-        (
-            {"name": "pathfinder", "examples": 16, "contour_length": 5},
-            1024,
-            ["1/20 images drawn", "20/20 images drawn"],
-        ),
-        ({"name": "retrieval", "data": "aan"}, 32, ["1 examples of train read", "3 examples of test read"]),
-        (
-            {"name": "language_modelling", "text": "lines.txt", "tokenizer": "bpe", "vocabulary": 260},
-            4,
-            [
-                "1 texts read to train the tokenizer",
-                "1 texts of train made into tokens",
-                "5 texts of test made into tokens",
-            ],
-        ),
-    ],
-    ids=lambda value: value["name"] if isinstance(value, dict) else None,
-)
-def test_every_task_that_keeps_something_tells_how_far_it_is_and_makes_it_once(
-    task, seq_len, lines, tmp_path, monkeypatch
-):
+TEXTS = ["1 texts read to train the tokenizer", "1 texts of train made into tokens", "5 texts of test made into tokens"]
+TOLD = {
+    "pathfinder": (1024, {"examples": 16, "contour_length": 5}, ["1/20 images drawn", "20/20 images drawn"]),
+    "retrieval": (32, {"data": "aan"}, ["1 examples of train read", "3 examples of test read"]),
+    "language_modelling": (4, {"text": "lines.txt", "tokenizer": "bpe", "vocabulary": 260}, TEXTS),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_every_task_that_keeps_something_tells_how_far_it_is_and_makes_it_once(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     aan(tmp_path / "aan")
     (tmp_path / "lines.txt").write_text("".join(f"a line, the {number:03}\n" for number in range(100)))
-    config = {"task": task, "seq_len": seq_len, "causal": task["name"] == "language_modelling", "seed": 0}
+    seq_len, settings, lines = TOLD[name]
+    config = {"task": {"name": name, **settings}, "seq_len": seq_len, "causal": TASKS[name].causal, "seed": 0}
     told, again = [], []
     first = open_task(config, tmp_path / "cache", lambda text, more: told.append(text.split(", ")[0]))
     assert set(lines) <= set(told) and told[0] == lines[0] and told[-1] == lines[-1]

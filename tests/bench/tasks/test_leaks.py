@@ -58,11 +58,7 @@ def test_a_class_in_the_first_token_is_found():
     ("plant", "sizes", "line"),
     [
         (trained_on, None, r"100 % of the examples looked at in test of noise are in train too, must be at most"),
-        (
-            trained_on,
-            {"train": 90_000, "validation": 2000, "test": 2000},
-            r"2\.\d+ % of .* test of noise are in train",
-        ),
+        (trained_on, {"train": 90_000, "validation": 2000, "test": 2000}, r"2\.\d+ % of .* test of noise are in train"),
         (some_in_validation, None, r"2\.\d+ % of the examples looked at in test of noise are in validation too"),
     ],
 )
