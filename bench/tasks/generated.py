@@ -22,6 +22,7 @@ class GeneratedSettings(Settings):
     is_paired: ClassVar[bool] = False
     """Whether two positions belong together, so that lengths are even."""
     least: ClassVar[int] = 1
+    """The least length, where no setting says more: see `shortest`."""
 
     examples: int | None = setting(None, "number of training examples; null: unlimited", minimum=1)
 
@@ -50,7 +51,8 @@ class GeneratedSettings(Settings):
         """Open the task; nothing is cached, and the validation and test splits are unlimited."""
         sizes = {"train": self.examples, "validation": None, "test": None}
         answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
-        how = (sizes, lambda draws, split: self.draw(draws, config["seq_len"]), config["seed"])
+        seq_len, seed = config["seq_len"], config["seed"]
+        how = (sizes, lambda draws, split: self.draw(draws, seq_len), seed)
         return Generated("generated", self.vocabulary_size, self.causal, *how, **answers)
 
 

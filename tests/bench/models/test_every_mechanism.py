@@ -17,8 +17,7 @@ from model_cases import (
 )
 from zoo_cases import NAMES
 
-import attention_zoo
-from attention_zoo import UnsupportedError
+from attention_zoo import UnsupportedError, hyperparameters, info
 from bench.common.mechanism import build_attention
 from bench.models import build
 
@@ -93,7 +92,7 @@ def test_weights_are_of_the_seed_alone(model, name):
 @every_decoder
 def test_activations_that_are_computed_again_have_the_same_gradients(name):
     gradients, calls = {}, []
-    weights = {"dropout": 0.3} if "dropout" in attention_zoo.hyperparameters(name) else {}
+    weights = {"dropout": 0.3} if "dropout" in hyperparameters(name) else {}
     for again in (False, True):
         settings = {"dropout": 0.2, "activation_checkpointing": again}
         model = made(name=name, settings=settings, attention=weights).train()
@@ -107,16 +106,11 @@ def test_activations_that_are_computed_again_have_the_same_gradients(name):
         torch.testing.assert_close(gradients[True][key], gradient, rtol=1e-6, atol=tolerance(name))
 
 
-@pytest.mark.parametrize(
-    "model, name",
-    [
-        (model, name)
-        for model, name in MODELS
-        if name == "softmax" or (attention_zoo.info(name).package and torch.bfloat16 in attention_zoo.info(name).dtypes)
-    ],
-)
+# Of what is somebody else's the contract does not ask it.
+@pytest.mark.parametrize("model, name", [case for case in MODELS if "softmax" in case or info(case[1]).package])
 def test_autocast_to_bfloat16_costs_its_rounding(model, name):
-    """In each model, and with what is somebody else's, of which the contract does not ask it."""
+    if torch.bfloat16 not in info(name).dtypes:
+        pytest.skip("takes no bfloat16")
     learner, read = build(config(model, name), VOCABULARY), tokens()
     seen = set()
     for attention in attentions(learner):
