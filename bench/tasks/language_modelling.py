@@ -18,8 +18,6 @@ from bench.tasks import corpus, recalled, tokenizing
 from bench.tasks.base import SPLITS, UNITS, Draws, Example, Settings, Task
 from bench.tasks.ngram import bigram_loss, unigram_loss
 
-BYTES = 256
-
 
 @dataclass
 class LanguageModelling(Settings):
@@ -45,7 +43,7 @@ class LanguageModelling(Settings):
     text: str = setting("kjv", "kjv, pydoc, sympy, a file, pg19, wiki40b, c4, wikitext, or a dataset of the hub")
     tokenizer: str = setting("bytes", "bytes, bpe, a file, a model's directory, or a repository of the hub")
     vocabulary: int | None = setting(
-        None, "token ids of bpe; null with every other tokenizer", minimum=BYTES + 1, maximum=2**20
+        None, "token ids of bpe; null with every other tokenizer", minimum=recalled.BYTES + 1, maximum=2**20
     )
     max_tokens: int | None = setting(None, "most tokens of each split that are read; null: all", minimum=2)
     fallback: str | None = setting(
