@@ -74,6 +74,11 @@ def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch)
             ("bench.status", "bench.records.plans", ("torch", "hydra", "mlflow")),
         ],
         [
+            (
+                "attention_zoo",
+                "torch",
+                ("bench", "analysis", "hydra", "omegaconf", "mlflow", "pandas", "matplotlib", "transformers"),
+            ),
             ("bench.execution.child", "bench.measures.context", ("bench.plan.co", "bench.plan.cell", "hydra")),
             ("bench.execution.sweep", "torch", ("bench.tracking.mirror", "mlflow", "analysis", "matplotlib")),
         ],
