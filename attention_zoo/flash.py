@@ -174,11 +174,7 @@ def _backend_refusal(
 ) -> str | None:
     """Why PyTorch's backend `name` cannot take a CUDA input, or None if it can."""
     params = torch.backends.cuda.SDPAParams(query, key, value, mask, dropout, is_causal, False)
-    can_use = {
-        "flash": torch.backends.cuda.can_use_flash_attention,
-        "cudnn": torch.backends.cuda.can_use_cudnn_attention,
-        "efficient": torch.backends.cuda.can_use_efficient_attention,
-    }[name]
+    can_use = getattr(torch.backends.cuda, f"can_use_{name}_attention")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if can_use(params, debug=True):

@@ -44,11 +44,8 @@ class XformersMemoryEfficient(KernelSoftmax):
         super().__init__(scale=scale, **common)
         require_package(self.info, "xformers")
 
-    def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
-        return None  # the package refuses an input when it is called
-
     def _why_no_fused_read(self, state: KeyValueCache, query: Tensor) -> str | None:
-        return None
+        return None  # the package refuses an input when it is called
 
     def _kernel(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
