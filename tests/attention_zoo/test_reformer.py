@@ -9,7 +9,7 @@ from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 import attention_zoo
 
-N, M, BATCH = 29, 5, 2
+N, M, BATCH = 19, 5, 2
 # Theirs gives a position's own key a score of -1e5, which cancels to 1e5 times float64's rounding.
 SELF_SCORE_ROUNDING = 1e-10
 qkv, make = sized(N), maker("reformer", bucket_size=M)
@@ -24,7 +24,7 @@ def attend(attention, query, value, mask=None):
 
 
 def scattered_padding(n=N):
-    return padding_at(n, [0, 3, 4, 5, 11, 20, 28], slice(2 * n // 3, None))
+    return padding_at(n, [0, 3, 4, 5, 11, 18], slice(2 * n // 3, None))
 
 
 def rotations(seed, columns, rounds, heads=HEADS, h=H):
@@ -72,7 +72,7 @@ def slow_reformer(query, value, buckets, m, causal):
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rounds, m", [(1, 1), (1, 5), (3, 4), (4, 2), (2, 15), (1, N), (8, 64)])
+@pytest.mark.parametrize("rounds, m", [(1, 1), (1, 5), (3, 4), (4, 2), (2, 10), (1, N), (2, 64)])
 def test_equals_a_slow_implementation(rounds, m, causal, padded):
     query, value = qv()
     mask = scattered_padding() if padded else torch.zeros(BATCH, N, dtype=torch.bool)
@@ -122,18 +122,15 @@ def oracle_inputs(query, value, mask, buckets, m):
     return query, value, padding, numbered.flatten(2)
 
 
-ORACLE_CASES = [
-    (rounds, m, causal, padded) for rounds, m in ((1, 5), (3, 4), (2, 15)) for causal in (0, 1) for padded in (0, 1)
-]
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("rounds, m, causal, padded", ORACLE_CASES)
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rounds, m", [(1, 5), (3, 4)])
 def test_equals_transformers_given_the_buckets(rounds, m, causal, padded):
     """It adds 1e-6 to the mean square of keys, and draws rotations anew: both are taken from it here."""
     query, value = qv()
     mask = scattered_padding() if padded else torch.zeros(BATCH, N, dtype=torch.bool)
-    expected = attend(make(num_hashes=rounds, bucket_size=m, causal=bool(causal), seed=3), query, value, mask)
+    expected = attend(make(num_hashes=rounds, bucket_size=m, causal=causal, seed=3), query, value, mask)
     buckets = buckets_of(query, mask, 3, rounds, m)
     config = ReformerConfig(
         attention_head_size=H,
@@ -145,7 +142,7 @@ def test_equals_transformers_given_the_buckets(rounds, m, causal, padded):
         lsh_num_chunks_before=1,
         lsh_num_chunks_after=0,
         lsh_attention_probs_dropout_prob=0.0,
-        is_decoder=bool(causal),
+        is_decoder=causal,
     )
     module = LSHSelfAttention(config, layer_idx=0).double().eval()
     module._len_norm = partial(module._len_norm, epsilon=0)
