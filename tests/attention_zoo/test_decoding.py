@@ -51,7 +51,7 @@ def test_what_no_kernel_can_read_is_refused_before_it_is_added(name, padded):
         if name == "flash":  # whose kernel reads any
             getattr(attention, call)(*given)
             continue
-        with pytest.raises(UnsupportedError, match=r"^impl=fused: "):
+        with pytest.raises(UnsupportedError, match=r"^impl=fused: .*(no kernel|kernels for a GPU)"):
             getattr(attention, call)(*given)
         assert state.length == length
 

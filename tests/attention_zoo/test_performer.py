@@ -43,9 +43,9 @@ def sigmas(samples, expected):
     return abs(samples.mean() - expected) / (samples.std() / math.sqrt(len(samples)))
 
 
-@pytest.mark.parametrize("orthogonal, m", [(True, 8), (True, 5), (True, 20), (False, 8)])
+@pytest.mark.parametrize("orthogonal, m", [(True, 5), (True, 11), (False, 8)])
 def test_kernel_is_unbiased(orthogonal, m):
-    """E <phi(x), phi(y)> = exp(<x, y>), x and y scaled: for m = h, less, and blocks of which one is cut."""
+    """E <phi(x), phi(y)> = exp(<x, y>), x and y scaled: for m < h, and blocks of which one is cut."""
     projections = draws_of(make(head_dim=8, num_features=m, orthogonal=orthogonal), 5000)
     for x, y in PAIRS:
         assert sigmas(kernel_estimates(x, y, projections), math.exp(x @ y)) < 4
@@ -83,14 +83,14 @@ def test_orthogonal_features_are_orthogonal_in_blocks_with_chi_norms(rows):
 
 
 def test_error_falls_as_one_over_the_root_of_m():
-    x, y = unit_pair(0.3)
+    x, y = (vector / 2 for vector in unit_pair(0.3))  # of longer ones a few draws decide
 
     def error(m):
         projections = draws_of(make(head_dim=8, num_features=m), 400)
-        return (kernel_estimates(x, y, projections) - math.exp(0.3)).square().mean().sqrt()
+        return (kernel_estimates(x, y, projections) - math.exp(0.3 / 4)).square().mean().sqrt()
 
     # 16 times the features: a quarter, to the 15% or so that 400 draws leave uncertain.
-    assert 0.2 < error(1024) / error(64) < 0.3
+    assert 0.2 < error(256) / error(16) < 0.3
 
 
 def dense(query, key, value, attention, causal=False, mask=None):

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import numpy as np
@@ -6,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from small import algorithm_2, assert_close, assert_moments, maker, padding_at, sized
 
+from attention_zoo.ops import draws
 from attention_zoo.ops.draws import hadamard
 from attention_zoo.polysketch import SKETCHES
 from bench.measures.flops import count
@@ -14,11 +16,6 @@ N, H, R = 13, 8, 4
 every_sketch = pytest.mark.parametrize("sketch", SKETCHES)
 qkv, make = sized(N, h=H), maker("polysketch", head_dim=H, sketch_size=R)
 polynomial = maker("polynomial", head_dim=H)
-
-
-def in_pairs(first, second, third):
-    """Of three things three each: each with every other once."""
-    return [(one, other, third[(i + j) % 3]) for i, one in enumerate(first) for j, other in enumerate(second)]
 
 
 def scramble(attention):
@@ -74,29 +71,30 @@ def assert_mean(samples, expected):
     assert standard_error(samples) < 0.1 * max(abs(expected), 0.3), "too few draws to tell"
 
 
-@pytest.mark.parametrize("sketch, degree, r", [("gaussian", 4, 4), ("gaussian", 8, 8), ("srht", 4, 4)])
+@pytest.mark.parametrize("sketch, degree, r", [("gaussian", 4, 4), ("srht", 4, 4)])
 def test_sketched_products_are_unbiased_for_half_the_degree(sketch, degree, r):
     """Of <L, R>, not of its square, which is biased (below)."""
     cosines, norm = (1.0, 0.7, 0.0), 1.1
-    products = sketched_products(sketch, degree, r, [norm * unit_pair(cosine) for cosine in cosines], 4000)
+    products = sketched_products(sketch, degree, r, [norm * unit_pair(cosine) for cosine in cosines], 1500)
     for samples, cosine in zip(products, cosines, strict=True):
         assert_mean(samples, (norm**2 * cosine) ** (degree // 2))
 
 
-def test_srht_is_applied_twice():
+def test_srht_is_applied_twice(monkeypatch):
     """v1, section 2.3: a base SRHT comes before each factor of TensorSRHT; without it the deviation is .48, not .58."""
-    h, r, draws, rng = 16, 8, 20_000, np.random.default_rng(0)
+    h, r, repeats, rng = 16, 8, 20_000, np.random.default_rng(0)
 
     def srht(x):
-        """`x D H P`, D and P drawn anew for each of the draws."""
+        """`x D H P`, D and P drawn anew for each repeat."""
         size = x.shape[-1]
-        signs, sampled = rng.integers(0, 2, (draws, 1, size)) * 2 - 1, rng.integers(0, size, (draws, 1, r))
+        signs, sampled = rng.integers(0, 2, (repeats, 1, size)) * 2 - 1, rng.integers(0, size, (repeats, 1, r))
         return np.take_along_axis((x * signs) @ hadamard(size).numpy(), sampled, -1)
 
     pair = np.zeros((2, h))
     pair[0], pair[1] = 1 / 4, np.repeat([1 / 4, -1 / 4], [12, 4])  # unit vectors at a cosine of 1/2
     left, right = np.moveaxis(srht(srht(pair) / r**0.5) * srht(srht(pair) / r**0.5) / r**0.5, 1, 0)
     by_hand = (left * right).sum(-1)
+    monkeypatch.setattr(draws, "hadamard", functools.cache(hadamard))  # it takes most of the time
     attention = make(sketch="srht", head_dim=h, sketch_size=r, num_heads=4000, per_head=True, qk_layernorm=False)
     features = attention.features(torch.from_numpy(pair)[None, None].expand(-1, 4000, -1, -1))
     drawn = (features[:, :, 0] * features[:, :, 1]).sum(-1).numpy()
@@ -108,10 +106,10 @@ def test_srht_is_applied_twice():
 def test_squared_gaussian_sketch_has_the_bias_of_the_closed_form(r):
     """E <L, R>^2 = c^4 + [(|q|^2 |k|^2 + 2 c^2)^2 - c^4] / r: r products of two pairs of correlated Gaussians."""
     cosines = (1.0, 0.5, 0.0)
-    squares = sketched_products("gaussian", 4, r, [unit_pair(c) for c in cosines], 40_000).square()
+    squares = sketched_products("gaussian", 4, r, [unit_pair(c) for c in cosines], 10_000).square()
     for samples, c in zip(squares, cosines, strict=True):
         assert_mean(samples, c**4 + ((1 + 2 * c**2) ** 2 - c**4) / r)
-        assert abs(samples.mean() - c**4) > 10 * standard_error(samples), "the square is not unbiased"
+        assert abs(samples.mean() - c**4) > 5 * standard_error(samples), "the square is not unbiased"
 
 
 def by_definition(attention, query, key, value, exact_query, exact_key, mask, block_size):
@@ -148,17 +146,6 @@ def test_causal_equals_the_definition_weight_by_weight(sketch, degree, block_siz
         exact = [F.layer_norm(x, (H,), norm.weight, norm.bias) for x, norm in zip(exact, norms, strict=True)]
     expected = by_definition(attention, query, key, value, *exact, mask, block_size)
     assert_close(attention(query, key, value, mask), expected)
-
-
-@pytest.mark.parametrize(("sketch", "degree", "block_size"), in_pairs(SKETCHES, (2, 4, 8), (N, N + 5, None)))
-def test_one_local_block_is_exact_polynomial_attention(sketch, degree, block_size):
-    attention = make(sketch=sketch, degree=degree, causal=True, local=True, block_size=block_size)
-    exact = polynomial(degree=degree, causal=True)
-    assert_close(attention(*qkv()), exact(*qkv()))
-    if sketch != "learned":  # whose exact weights have norms of their own
-        scramble(attention)
-        exact.layernorm.load_state_dict(attention.layernorm.state_dict())
-        assert_close(attention(*qkv()), exact(*qkv()))
 
 
 @every_sketch
@@ -203,26 +190,19 @@ def test_learned_weights_start_as_lecun_normal():
             assert unit.abs().max() <= 2 / 0.8796256610342398 + 1e-6  # two of the standard deviations it is cut at
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_learned_equals_algorithm_2(causal):
-    attention = scramble(make(sketch="learned", causal=causal, block_size=4))
+@torch.no_grad()
+def test_features_are_those_of_algorithm_2():
+    attention, (x, _, _) = scramble(make(sketch="learned")), qkv()
     state = {name: tensor.numpy() for name, tensor in attention.state_dict().items()}
-    given = qkv()
-    query, key, value = (x.numpy() for x in given)
-    left, right = algorithm_2(query, state, R), algorithm_2(key, state, R)
-    np.testing.assert_allclose(attention.features(given[0]).detach(), left, rtol=0, atol=1e-12)
-    weights = (left @ right.swapaxes(-1, -2)) ** 2
-    weights = np.tril(weights) if causal else weights
-    expected = weights @ value / (1 + weights.sum(-1, keepdims=True))
-    np.testing.assert_allclose(attention(*given).detach(), expected, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(attention.features(x), algorithm_2(x.numpy(), state, R), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("sketch", "degree", "form"), in_pairs(SKETCHES, (2, 4, 8), ({}, {"causal": True}, {"causal": True, "local": True}))
-)
-def test_flops_are_those_of_the_products_that_run(sketch, degree, form):
-    attention = make(sketch=sketch, degree=degree, **form, block_size=5, impl="reference")
-    assert sum(count(lambda: attention(*qkv())).values()) == attention.flops(2, N)
+@every_sketch
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_flops_are_those_of_the_products_that_run(sketch, degree):
+    for form in ({}, {"causal": True}, {"causal": True, "local": True}):
+        attention = make(sketch=sketch, degree=degree, **form, block_size=5, impl="reference")
+        assert sum(count(lambda: attention(*qkv())).values()) == attention.flops(2, N)  # noqa: B023
 
 
 @pytest.mark.parametrize("block_size", [None, 32])
