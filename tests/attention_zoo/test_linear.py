@@ -51,9 +51,7 @@ def test_it_equals_the_dense_one_in_blocks_of_any_size(causal, padded, eps):
     mask = padding_mask(N)[:2] if padded else None
     expected = dense(*qkv(), eps, causal, mask)
     for block_size in (1, 2, 5, N, 64):
-        attention = make(eps=eps, causal=causal, block_size=block_size)
-        assert_close(attention(*qkv(), mask), expected)
-        assert_close(attention.attention_matrix(*qkv()[:2], mask) @ qkv()[2], expected)
+        assert_close(make(eps=eps, causal=causal, block_size=block_size)(*qkv(), mask), expected)
 
 
 def test_eps_is_by_default_that_of_the_official_code():
@@ -73,7 +71,7 @@ def test_a_row_of_features_that_underflow_is_zero(causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("n, block_size", [(256, 128), (256, 256), (N, 5)])
+@pytest.mark.parametrize("n, block_size", [(16, 8), (16, 16), (N, 5)])
 def test_flops_are_those_of_the_products_that_run(causal, n, block_size):
-    attention = make(head_dim=32, causal=causal, block_size=block_size, impl="reference")
-    assert sum(count(lambda: attention(*qkv(n, h=32))).values()) == attention.flops(2, n)
+    attention = make(causal=causal, block_size=block_size, impl="reference")
+    assert sum(count(lambda: attention(*qkv(n))).values()) == attention.flops(2, n)

@@ -2,23 +2,17 @@
 
 import pytest
 import torch
-from small import moved
+from small import maker, moved, padding_at, sized
 
 import attention_zoo
-from attention_zoo import create
 
-SIZES = {"head_dim": 8, "num_heads": 2, "dtype": torch.float64}
+inputs, create = sized(16, h=8), maker("local", head_dim=8)
 WINDOWS = {
     "block": {},
     "sliding": {"sliding": True},
     "polynomial": {"weights": "polynomial"},
     "sliding_polynomial": {"weights": "polynomial", "sliding": True, "separate_norms": True, "bias": 0.5, "scale": 0.7},
 }
-
-
-def inputs(seq_len, batch=2, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(3, batch, 2, seq_len, 8, dtype=torch.float64, generator=generator).unbind(0)
 
 
 def in_window(i, j, block_size, sliding, causal):
@@ -48,42 +42,33 @@ def naive(attention, query, key, value):
 @pytest.mark.parametrize("seq_len", [1, 4, 5, 8, 19])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_local_is_the_sum_over_its_window(window, seq_len, causal):
-    attention = moved(create("local", block_size=4, causal=causal, **SIZES, **WINDOWS[window]))
+    attention = moved(create(block_size=4, causal=causal, **WINDOWS[window]))
     query, key, value = inputs(seq_len)
     torch.testing.assert_close(attention(query, key, value), naive(attention, query, key, value))
 
 
 @pytest.mark.parametrize("block_size", [16, 100])
 def test_a_window_over_everything_is_the_dense_mechanism(block_size):
-    query, key, value = inputs(16)
     for window, dense in (({}, "softmax"), ({"weights": "polynomial"}, "polynomial")):
         for sliding in (False, True):
-            local = create("local", block_size=block_size, sliding=sliding, causal=True, **SIZES, **window)
-            expected = create(dense, causal=True, **SIZES)(query, key, value)
-            torch.testing.assert_close(local(query, key, value), expected)
+            local = create(block_size=block_size, sliding=sliding, causal=True, **window)
+            torch.testing.assert_close(local(*inputs()), create(dense, causal=True)(*inputs()))
 
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_state_holds_one_window_and_grows_no_further(window):
     """`test_decoding.py` reads it on in any pieces."""
-    attention = create("local", block_size=4, causal=True, **SIZES, **WINDOWS[window])
+    attention = create(block_size=4, causal=True, **WINDOWS[window])
     _, state = attention.prefill(*inputs(19))
     assert state.num_bytes == attention.init_state(2, dtype=torch.float64).num_bytes
 
 
 def test_identity_is_the_value_and_no_other_token():
-    attention = create("identity", causal=True, **SIZES)
-    query, key, value = inputs(7)
-    padding = torch.zeros(2, 7, dtype=torch.bool)
-    padding[0, 2] = True
-    out = attention(query, key, value, padding)
-    assert torch.equal(out, value.masked_fill(padding[:, None, :, None], 0))
-    assert torch.equal(attention.attention_matrix(query, key), torch.eye(7, dtype=torch.float64).expand(2, 2, 7, 7))
+    given, padding = inputs(7), padding_at(7, [2], [])
+    expected = given[2].masked_fill(padding[:, None, :, None], 0)
+    assert torch.equal(create("identity", causal=True)(*given, padding), expected)
 
 
 def test_the_controls_say_what_they_are():
-    assert [name for name in attention_zoo.list_attentions() if attention_zoo.info(name).control] == [
-        "identity",
-        "local",
-        "v_mean",
-    ]
+    controls = [name for name in attention_zoo.list_attentions() if attention_zoo.info(name).control]
+    assert controls == ["identity", "local", "v_mean"]

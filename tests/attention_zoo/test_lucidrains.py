@@ -7,8 +7,7 @@ from local_attention import LocalAttention
 from nystrom_attention import NystromAttention
 from performer_pytorch import FastAttention
 from reformer_pytorch import Autopadder, LSHSelfAttention
-from small import HEADS, H, assert_close, maker, outcomes, sized
-from small import padding_mask as padding_of_length
+from small import HEADS, H, assert_close, maker, outcomes, padding_mask, sized
 
 from attention_zoo.third_party.lucidrains import LucidrainsReformer
 
@@ -19,11 +18,6 @@ qkv, own = sized(LONGEST, batch=BATCH), maker("", max_seq_len=LONGEST)
 
 def make(name, **given):
     return own(f"lucidrains_{name}", **given)
-
-
-def padding_mask(n):
-    """Scattered, in front, padding only."""
-    return padding_of_length(n, front=True)
 
 
 # Besides the sizes that the contract has.
@@ -40,7 +34,7 @@ def padding_mask(n):
 )
 def test_output_and_gradients_are_those_of_the_reference(name, given, padded):
     reference, fused = make(name, impl="reference", **given), make(name, impl="fused", **given)
-    tensors, mask = qkv(LONGEST), padding_mask(LONGEST) if padded else None
+    tensors, mask = qkv(LONGEST), padding_mask(LONGEST, front=True) if padded else None
     if mask is not None:
         for x in tensors[1:]:
             x[mask[:, None].expand(-1, HEADS, -1)] *= 30  # to be seen if it is
@@ -101,7 +95,7 @@ def test_nystromformer_is_the_layer(n, padded):
     theirs = NystromAttention(3 * D, H, HEADS, num_landmarks=5, pinv_iterations=4, residual=False).double()
     keep(theirs.to_qkv, 0, 1)
     keep(theirs.to_out[0], 0, 3)
-    mask = padding_mask(n) if padded else None
+    mask = padding_mask(n, front=True) if padded else None
     x, real = hidden(*given), ~torch.zeros(BATCH, n, dtype=torch.bool) if mask is None else ~mask
     expected = [theirs(x[b : b + 1], mask=real[b : b + 1] if padded or n % 5 else None) for b in range(BATCH)]
     assert_close(attention(*given, mask), heads_of(torch.cat(expected)))
@@ -120,7 +114,7 @@ def with_their_draws(monkeypatch, n, bucket_size, num_hashes):
 def test_reformer_is_the_layer_that_fills_up(n, padded, monkeypatch):
     """With zeros in the place of padding, as its own filling is."""
     attention, (query, key, value) = make("reformer", bucket_size=3), qkv(n)
-    mask = padding_mask(n) if padded else torch.zeros(BATCH, n, dtype=torch.bool)
+    mask = padding_mask(n, front=True) if padded else torch.zeros(BATCH, n, dtype=torch.bool)
     layer = LSHSelfAttention(2 * D, HEADS, bucket_size=3, n_hashes=2, dim_head=H, full_attn_thres=0).double()
     keep(layer.toqk, 0, 2), keep(layer.tov, 1, 2), keep(layer.to_out, 0, 2)
     x = hidden(query, value).masked_fill(mask[..., None], 0)
@@ -173,7 +167,7 @@ def test_nystromformer_of_one_head_is_ours():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_local_that_sees_everything_is_softmax(causal):
-    for mask in (None, padding_mask(37)):
+    for mask in (None, padding_mask(37, front=True)):
         expected = own("softmax", causal=causal)(*qkv(37), mask)
         for sizes in ({"block_size": 37}, {"block_size": 40}, {"block_size": 5, "neighbours": 7}):
             assert_close(make("local", causal=causal, **sizes)(*qkv(37), mask), expected)
