@@ -183,17 +183,13 @@ def segment_means(tokens: Tensor, members: Tensor, filled: Tensor) -> Tensor:
     return total / filled.sum(-1).clamp_min(1)[:, None, :, None]
 
 
-def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:
+def pseudo_inverse(kernel: Tensor, iterations: int, start: Tensor | None = None) -> Tensor:
     """`Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4` from `Z = A^T / (|A|_1 |A|_inf)`, for each matrix A by itself.
 
-    The rows of A sum to one (`|A|_inf = 1`) or zero; the singular values of A Z rise from at most 1 towards 1.
+    The rows of A sum to one (`|A|_inf = 1`) or zero; the singular values of A Z rise from at most 1 towards 1. Another
+    `start` for Z may be given, shaped as A, `(batch, heads, m, m)`.
     """
-    return iterated_inverse(kernel, _start(kernel), iterations)
-
-
-def iterated_inverse(kernel: Tensor, start: Tensor, iterations: int) -> Tensor:
-    """`pseudo_inverse` of `(batch, heads, m, m)` with another start for Z."""
-    kernels, inverse = kernel.flatten(0, -3), start.flatten(0, -3)
+    kernels, inverse = kernel.flatten(0, -3), (_start(kernel) if start is None else start).flatten(0, -3)
     for _ in range(iterations):
         inverse = inverse @ _factors_of_step(kernels, inverse)[-1]
     return inverse.view_as(kernel)

@@ -18,7 +18,7 @@ from attention_zoo.base import Rows
 from attention_zoo.checks import check_int
 from attention_zoo.info import AttentionInfo
 from attention_zoo.linformer import Linformer
-from attention_zoo.nystromformer import Nystromformer, iterated_inverse
+from attention_zoo.nystromformer import Nystromformer, pseudo_inverse
 from attention_zoo.ops.draws import normal, orthogonal_features
 from attention_zoo.ops.masking import masked_softmax, zero_padding
 from attention_zoo.performer import Performer
@@ -266,7 +266,7 @@ class LucidrainsNystromformer(PortedAttention):
         to_landmarks = _blindly_uniform(landmarks[0] @ key.mT, exists, real)
         # The largest sums of all heads, where ours takes those of each head.
         largest = kernel.sum(-2).amax((-2, -1)) * kernel.sum(-1).amax((-2, -1))
-        inverse = iterated_inverse(kernel, kernel.mT / largest[:, None, None, None], self.iterations)
+        inverse = pseudo_inverse(kernel, self.iterations, kernel.mT / largest[:, None, None, None])
         to_tokens = inverse @ to_landmarks * real[:, :, None]
         return (from_landmarks[:, :, front:][:, :, rows] @ to_tokens)[..., front:]
 

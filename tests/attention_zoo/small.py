@@ -103,6 +103,16 @@ def assert_near_exact(attention, reference, given, mask, tolerance):
     assert_near([x.cpu() for x in slopes[0]], slopes[1], tolerance)
 
 
+def hidden_state(*tensors):
+    """Heads beside each other, queries beside keys beside values: a hidden state of which projections pick them."""
+    return torch.cat([x.transpose(1, 2).flatten(2) for x in tensors], -1)
+
+
+def heads_of(hidden, heads=HEADS):
+    """`(batch, n, heads h)` as `(batch, heads, n, h)`."""
+    return hidden.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
 def algorithm_2(x, state, r):
     """ICML version, Algorithm 2 for p = 4 in numpy: sqrt(r) tanh(f1(x) f2(x) / sqrt(r))."""
 

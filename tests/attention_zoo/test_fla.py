@@ -8,7 +8,7 @@ import pytest
 import torch
 from closeness import assert_near
 from small import assert_close as close
-from small import gradients, maker, sized
+from small import gradients, maker, moved, sized
 
 import attention_zoo
 from bench.measures.flops import count
@@ -22,12 +22,7 @@ qkv, fresh = sized(N, heads=HEADS, dtype=torch.float32), maker("", num_heads=HEA
 
 def make(name, **given):
     """With decays and step sizes that differ from head to head and channel to channel."""
-    attention = fresh(name, **given)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in attention.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return attention
+    return moved(fresh(name, **given))
 
 
 def kernel(weigh, eps=0.0):

@@ -78,10 +78,6 @@ def small_chunks(monkeypatch):
             monkeypatch.setattr(module, name, size)
 
 
-def make(name, given, impl, **more):
-    return create(name, impl=impl, **given, **more)
-
-
 @every_case
 @pytest.mark.parametrize("n, padded", [(1, False), (3, True), (LONGEST, False), (LONGEST, True)])
 def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded):
@@ -89,7 +85,7 @@ def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded)
     if mask is not None:
         for x in tensors[1:]:
             x[mask[:, None].expand(-1, HEADS, -1)] *= 30  # to be seen if it is
-    reference, fused = make(name, given, "reference"), make(name, given, "fused")
+    reference, fused = create(name, impl="reference", **given), create(name, impl="fused", **given)
     expected, actual = (outcomes(attention, tensors, mask) for attention in (reference, fused))
     assert fused.executed.impl == "fused" and reference.executed.impl == "reference"
     for one, other in zip(actual, expected, strict=True):
@@ -106,7 +102,7 @@ def halved_gradients(attention, tensors, call):
 @pytest.mark.parametrize(("name", "given"), FEW)
 def test_a_part_of_a_checkpoint_has_the_same_gradients(name, given):
     tensors = [x.float().requires_grad_() for x in qkv(37)]
-    attention = make(name, given, "fused", dtype=torch.float32)
+    attention = create(name, impl="fused", dtype=torch.float32, **given)
     expected = halved_gradients(attention, tensors, lambda function, *x: function(*x))
     again = halved_gradients(
         attention, tensors, lambda function, *x: torch.utils.checkpoint.checkpoint(function, *x, use_reentrant=False)
@@ -120,7 +116,7 @@ def test_a_part_of_a_checkpoint_has_the_same_gradients(name, given):
 )
 def test_a_backward_pass_outside_of_autocast_is_that_of_a_forward_pass_inside(name, given):
     tensors = [x.float().requires_grad_() for x in qkv(37)]
-    attention = make(name, given, "fused", dtype=torch.float32)
+    attention = create(name, impl="fused", dtype=torch.float32, **given)
 
     def inside(function, *x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -131,10 +127,10 @@ def test_a_backward_pass_outside_of_autocast_is_that_of_a_forward_pass_inside(na
     assert (found - expected).norm() <= 0.1 * expected.norm()
 
 
-@pytest.mark.parametrize(("name", "given"), [case for case in CASES if list(make(*case, "fused").parameters())])
+@pytest.mark.parametrize(("name", "given"), [case for case in CASES if list(create(case[0], **case[1]).parameters())])
 def test_gradients_of_parameters_that_stand_in_for_its_own(name, given):
     """What computes features again in the backward pass must do so with the parameters of the forward pass."""
-    attention, tensors = make(name, given, "fused"), qkv(37)
+    attention, tensors = create(name, impl="fused", **given), qkv(37)
     others = {key: (1.5 * p).detach().requires_grad_() for key, p in attention.named_parameters()}
     out = torch.func.functional_call(attention, others, tuple(tensors))
     found = torch.autograd.grad(out.square().sum(), others.values())
@@ -149,7 +145,7 @@ def test_gradients_of_parameters_that_stand_in_for_its_own(name, given):
 def test_a_compiler_takes_it_as_one_graph(name):
     torch._dynamo.reset()
     given = next((given for other, given in CASES if other == name), {})
-    attention = make(name, given, "auto", dtype=torch.float32)
+    attention = create(name, dtype=torch.float32, **given)
     tensors = [x.float().requires_grad_() for x in qkv(13)]
     expected, actual = attention(*tensors), torch.compile(attention, fullgraph=True, backend="aot_eager")(*tensors)
     torch.testing.assert_close(actual, expected)

@@ -7,7 +7,7 @@ from local_attention import LocalAttention
 from nystrom_attention import NystromAttention
 from performer_pytorch import FastAttention
 from reformer_pytorch import Autopadder, LSHSelfAttention
-from small import HEADS, H, assert_close, maker, outcomes, padding_mask, sized
+from small import HEADS, H, assert_close, heads_of, hidden_state, maker, outcomes, padding_mask, sized
 
 from attention_zoo.third_party.lucidrains import LucidrainsReformer
 
@@ -57,16 +57,6 @@ def keep(linear, part, parts):
             linear.bias.zero_()
 
 
-def hidden(*tensors):
-    """Heads beside each other, queries beside keys beside values: a hidden state of which projections pick them."""
-    return torch.cat([x.transpose(1, 2).flatten(2) for x in tensors], -1)
-
-
-def heads_of(out):
-    """The first `D` numbers of a layer's output as `(batch, heads, n, h)`."""
-    return out[..., :D].unflatten(2, (HEADS, H)).transpose(1, 2)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n", [1, 20, 300])
 def test_performer_is_fast_attention(n, causal):
@@ -84,7 +74,7 @@ def test_linformer_is_the_layer(n):
         keep(linear, part, 3)
     keep(theirs.to_out, 0, 3)
     theirs.proj_k, theirs.proj_v = attention.layer.proj_k, attention.layer.proj_v
-    assert_close(attention(*given), heads_of(theirs(hidden(*given))))
+    assert_close(attention(*given), heads_of(theirs(hidden_state(*given))[..., :D]))
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -96,9 +86,9 @@ def test_nystromformer_is_the_layer(n, padded):
     keep(theirs.to_qkv, 0, 1)
     keep(theirs.to_out[0], 0, 3)
     mask = padding_mask(n, front=True) if padded else None
-    x, real = hidden(*given), ~torch.zeros(BATCH, n, dtype=torch.bool) if mask is None else ~mask
+    x, real = hidden_state(*given), ~torch.zeros(BATCH, n, dtype=torch.bool) if mask is None else ~mask
     expected = [theirs(x[b : b + 1], mask=real[b : b + 1] if padded or n % 5 else None) for b in range(BATCH)]
-    assert_close(attention(*given, mask), heads_of(torch.cat(expected)))
+    assert_close(attention(*given, mask), heads_of(torch.cat(expected)[..., :D]))
 
 
 def with_their_draws(monkeypatch, n, bucket_size, num_hashes):
@@ -117,11 +107,11 @@ def test_reformer_is_the_layer_that_fills_up(n, padded, monkeypatch):
     mask = padding_mask(n, front=True) if padded else torch.zeros(BATCH, n, dtype=torch.bool)
     layer = LSHSelfAttention(2 * D, HEADS, bucket_size=3, n_hashes=2, dim_head=H, full_attn_thres=0).double()
     keep(layer.toqk, 0, 2), keep(layer.tov, 1, 2), keep(layer.to_out, 0, 2)
-    x = hidden(query, value).masked_fill(mask[..., None], 0)
+    x = hidden_state(query, value).masked_fill(mask[..., None], 0)
     with torch.random.fork_rng():
         with_their_draws(monkeypatch, n, 3, 2)
         expected = Autopadder(layer)(x, input_mask=~mask)
-    assert_close(attention(query, key, value, mask if padded else None), heads_of(expected))
+    assert_close(attention(query, key, value, mask if padded else None), heads_of(expected[..., :D]))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -4,22 +4,18 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_near, assert_within
-from small import HEADS, H, assert_moments, maker, padding_at, sized, softmax
-from torch import nn
+from small import HEADS, H, assert_moments, heads_of, hidden_state, maker, padding_at, sized, softmax
 from transformers import NystromformerConfig
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
 CONVERGED = 32
 draw, make = sized(12), maker("nystromformer")
+PADDING = padding_at(12, [0, 3, 4, 5, 6, 10], slice(3, None))
 
 
 def qkv(n=12, scale=1.0, **given):
     query, key, value = draw(n, **given)
     return scale * query, key, value
-
-
-def scattered_padding(n=12):
-    return padding_at(n, [0, 3, 4, 5, 6, 10], slice(3, None))
 
 
 def stable_softmax(scores):
@@ -73,7 +69,7 @@ def test_equals_the_formula_head_by_head(n, m, iterations):
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_landmark_for_each_token_is_softmax_once_the_inverse_has_converged(m, padded):
     """Rounding costs up to eps over the square of A's smallest singular value; A is the softmax of real tokens."""
-    mask = scattered_padding() if padded else None
+    mask = PADDING if padded else None
     given = qkv(scale=3)
     expected, matrices = softmax(*given, mask), maker("softmax")().attention_matrix(*given[:2], mask)
     real = ~(mask if padded else torch.zeros(2, 12, dtype=torch.bool))
@@ -86,7 +82,7 @@ def test_a_landmark_for_each_token_is_softmax_once_the_inverse_has_converged(m, 
 @pytest.mark.parametrize("m", [1, 2, 5, 12, 20])
 def test_a_padded_sequence_gives_what_it_gives_without_its_padding(m):
     """Padding anywhere, large enough to be noticed; some items have fewer tokens than m."""
-    attention, mask = make(num_landmarks=m), scattered_padding()
+    attention, mask = make(num_landmarks=m), PADDING
     given = [torch.where(mask[:, None, :, None], 30.0, tensor) for tensor in qkv()]
     output = attention(*given, mask)
     for b in range(2):
@@ -97,7 +93,7 @@ def test_a_padded_sequence_gives_what_it_gives_without_its_padding(m):
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_convolution_adds_its_kernel_along_the_sequence(padded):
     n, size = 12, 5
-    given, mask = qkv(n), scattered_padding(n) if padded else None
+    given, mask = qkv(n), PADDING if padded else None
     attention = make(num_landmarks=4, conv_kernel_size=size)
     added = attention(*given, mask) - make(num_landmarks=4)(*given, mask)
     value = given[2] if mask is None else given[2] * ~mask[:, None, :, None]
@@ -135,26 +131,6 @@ def test_bfloat16_is_good_to_its_digits_where_landmarks_nearly_coincide(impl):
     assert_near(attention(*given), expected, 2**-7)
 
 
-class Slice(nn.Module):
-    """Part `index` of inputs that are query, key and value beside each other."""
-
-    def __init__(self, index):
-        super().__init__()
-        self.index = index
-
-    def forward(self, hidden):
-        return hidden.chunk(3, dim=-1)[self.index]
-
-
-def beside_each_other(*tensors):
-    """`(batch, n, heads h)` for each, concatenated."""
-    return torch.cat([tensor.transpose(1, 2).flatten(2) for tensor in tensors], dim=-1)
-
-
-def split_heads(hidden, heads):
-    return hidden.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
 def test_equals_transformers():
     """With its start for each matrix, which its configuration cannot select: the key is misspelt, a KeyError."""
     n, m, size = 12, 4, 5
@@ -167,7 +143,9 @@ def test_equals_transformers():
         attention_probs_dropout_prob=0.0,
     )
     theirs = NystromformerSelfAttention(config)
-    theirs.query, theirs.key, theirs.value = Slice(0), Slice(1), Slice(2)
+    for index, name in enumerate(("query", "key", "value")):
+        delattr(theirs, name)  # a module may only be replaced by a module
+        setattr(theirs, name, lambda hidden, index=index: hidden.chunk(3, dim=-1)[index])
     attention = make(num_landmarks=m, conv_kernel_size=size)
     theirs.conv.weight = attention.conv_weight
     query, key, value = qkv(n)
@@ -175,7 +153,7 @@ def test_equals_transformers():
     output = attention(query, key, value)
 
     def their_output():
-        return split_heads(theirs(beside_each_other(query, key, value))[0], HEADS)
+        return heads_of(theirs(hidden_state(query, key, value))[0])
 
     # Theirs by default: one start for the whole batch, so that the second item changes the first.
     assert (their_output() - output).abs().max() > 1e-3

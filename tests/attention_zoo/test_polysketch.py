@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small import algorithm_2, assert_close, assert_moments, maker, padding_at, sized
+from small import algorithm_2, assert_close, assert_moments, maker, moved, padding_at, sized
 
 from attention_zoo.ops import draws
 from attention_zoo.ops.draws import hadamard
@@ -16,17 +16,6 @@ N, H, R = 13, 8, 4
 every_sketch = pytest.mark.parametrize("sketch", SKETCHES)
 qkv, make = sized(N, h=H), maker("polysketch", head_dim=H, sketch_size=R)
 polynomial = maker("polynomial", head_dim=H)
-
-
-def scramble(attention):
-    """Affine parameters that are not ones and zeros, so that a norm left out or exchanged shows."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for module in attention.modules():
-            if isinstance(module, torch.nn.LayerNorm):
-                for parameter in module.parameters():
-                    parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
-    return attention
 
 
 def algorithm_1(x, state, name, degree):
@@ -138,7 +127,7 @@ def test_causal_equals_the_definition_weight_by_weight(sketch, degree, block_siz
     query, key, value = (x[:1] for x in qkv())
     mask = padding_at(N, [0, 6])
     local = {"local": True, "block_size": block_size} if block_size else {"block_size": 4}
-    attention = scramble(make(sketch=sketch, degree=degree, causal=True, bias=0.7, **local))
+    attention = moved(make(sketch=sketch, degree=degree, causal=True, bias=0.7, **local))
     exact = query, key
     if block_size:
         norms = list(attention.local_norms) if sketch == "learned" else [attention.layernorm] * 2
@@ -152,7 +141,7 @@ def test_causal_equals_the_definition_weight_by_weight(sketch, degree, block_siz
 @pytest.mark.parametrize("causal", [False, True])
 def test_degree_two_needs_no_sketch(sketch, causal):
     settings = {"degree": 2, "causal": causal, "scale": 0.3, "bias": 2.0}
-    attention, exact = scramble(make(sketch=sketch, block_size=4, **settings)), polynomial(**settings)
+    attention, exact = moved(make(sketch=sketch, block_size=4, **settings)), polynomial(**settings)
     exact.layernorm.load_state_dict(attention.layernorm.state_dict())
     assert_close(attention(*qkv()), exact(*qkv()))
 
@@ -192,7 +181,7 @@ def test_learned_weights_start_as_lecun_normal():
 
 @torch.no_grad()
 def test_features_are_those_of_algorithm_2():
-    attention, (x, _, _) = scramble(make(sketch="learned")), qkv()
+    attention, (x, _, _) = moved(make(sketch="learned")), qkv()
     state = {name: tensor.numpy() for name, tensor in attention.state_dict().items()}
     np.testing.assert_allclose(attention.features(x), algorithm_2(x.numpy(), state, R), rtol=0, atol=1e-12)
 

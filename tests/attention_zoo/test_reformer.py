@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from small import HEADS, H, assert_close, maker, padding_at, sized
+from small import HEADS, H, assert_close, heads_of, hidden_state, maker, padding_at, sized
 from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
@@ -13,6 +13,7 @@ N, M, BATCH = 19, 5, 2
 # Theirs gives a position's own key a score of -1e5, which cancels to 1e5 times float64's rounding.
 SELF_SCORE_ROUNDING = 1e-10
 qkv, make = sized(N), maker("reformer", bucket_size=M)
+PADDING = padding_at(N, [0, 3, 4, 5, 11, 18], slice(2 * N // 3, None))
 
 
 def qv(n=N, **given):
@@ -21,10 +22,6 @@ def qv(n=N, **given):
 
 def attend(attention, query, value, mask=None):
     return attention(query, query, value, mask)
-
-
-def scattered_padding(n=N):
-    return padding_at(n, [0, 3, 4, 5, 11, 18], slice(2 * n // 3, None))
 
 
 def rotations(seed, columns, rounds, heads=HEADS, h=H):
@@ -75,7 +72,7 @@ def slow_reformer(query, value, buckets, m, causal):
 @pytest.mark.parametrize("rounds, m", [(1, 1), (1, 5), (3, 4), (4, 2), (2, 10), (1, N), (2, 64)])
 def test_equals_a_slow_implementation(rounds, m, causal, padded):
     query, value = qv()
-    mask = scattered_padding() if padded else torch.zeros(BATCH, N, dtype=torch.bool)
+    mask = PADDING if padded else torch.zeros(BATCH, N, dtype=torch.bool)
     output = attend(make(num_hashes=rounds, bucket_size=m, causal=causal, seed=3), query, value, mask)
     buckets = buckets_of(query, mask, 3, rounds, m)
     for b in range(BATCH):
@@ -129,7 +126,7 @@ def oracle_inputs(query, value, mask, buckets, m):
 def test_equals_transformers_given_the_buckets(rounds, m, causal, padded):
     """It adds 1e-6 to the mean square of keys, and draws rotations anew: both are taken from it here."""
     query, value = qv()
-    mask = scattered_padding() if padded else torch.zeros(BATCH, N, dtype=torch.bool)
+    mask = PADDING if padded else torch.zeros(BATCH, N, dtype=torch.bool)
     expected = attend(make(num_hashes=rounds, bucket_size=m, causal=causal, seed=3), query, value, mask)
     buckets = buckets_of(query, mask, 3, rounds, m)
     config = ReformerConfig(
@@ -150,7 +147,6 @@ def test_equals_transformers_given_the_buckets(rounds, m, causal, padded):
     module.query_key.weight.copy_(both[: HEADS * H])
     module.value.weight.copy_(both[HEADS * H :])
     wide_query, wide_value, padding, numbered = oracle_inputs(query, value, mask, buckets, m)
-    hidden = torch.cat([x.transpose(1, 2).flatten(2) for x in (wide_query, wide_value)], -1)
-    output = module(hidden, attention_mask=~padding, buckets=numbered).hidden_states
-    output = output.unflatten(-1, (HEADS, H)).transpose(1, 2)[:, :, m : m + N]
+    output = module(hidden_state(wide_query, wide_value), attention_mask=~padding, buckets=numbered).hidden_states
+    output = heads_of(output)[:, :, m : m + N]
     assert_close(output * ~mask[:, None, :, None], expected * ~mask[:, None, :, None], SELF_SCORE_ROUNDING)

@@ -10,6 +10,8 @@ from attention_zoo.ops.sampling import sample_without_replacement
 
 N = 19
 qkv, create, exact = sized(N), maker("skeinformer"), maker("softmax")
+# The second item has fewer keys than d.
+PADDING = padding_at(N, [0, 1, 4, 9, 10, 18], slice(4, None))
 PAIRS = itertools.product(("importance", "uniform"), ("adaptive", "simple", "none"))
 # The method itself, and ablations in which any two choices meet.
 ABLATIONS = [("importance", "adaptive", True), *((*pair, i % 2 == 1) for i, pair in enumerate(PAIRS))]
@@ -18,11 +20,6 @@ every_ablation = pytest.mark.parametrize("sampling, normalization, reuse", ABLAT
 
 def make(sampling="importance", normalization="adaptive", reuse=True, **given):
     return create(column_sampling=sampling, row_normalization=normalization, pilot_reuse=reuse, **given)
-
-
-def scattered_padding(n=N):
-    """The second item has fewer keys than d."""
-    return padding_at(n, [0, 1, 4, 9, 10, 18], slice(4, None))
 
 
 def algorithm_1(query, key, value, valid, pilots, columns, normalization, reuse):
@@ -52,7 +49,7 @@ def algorithm_1(query, key, value, valid, pilots, columns, normalization, reuse)
 @pytest.mark.parametrize("padded", [False, True])
 def test_equals_algorithm_1_given_the_samples(sampling, normalization, reuse, padded):
     query, key, value = qkv()
-    mask = scattered_padding() if padded else torch.zeros(2, N, dtype=torch.bool)
+    mask = PADDING if padded else torch.zeros(2, N, dtype=torch.bool)
     attention = make(sampling, normalization, reuse, num_features=6)
     full = make(num_features=6).sketch(query, key, value, mask)
     sketch = attention.sketch(query, key, value, mask)
@@ -118,7 +115,7 @@ def test_all_columns_sampled_is_softmax(sampling, normalization, reuse, padded):
     """Also when values are zero, which importance would never draw, and d is only as large as needed."""
     query, key, value = qkv()
     value[:, :, ::3] = 0
-    mask = scattered_padding() if padded else None
+    mask = PADDING if padded else None
     attention = make(sampling, normalization, reuse, num_features=13 if padded else N)
     expected = exact().attention_matrix(query, key, mask)
     actual = attention.attention_matrix(query, key, mask, value=value)
@@ -132,11 +129,11 @@ def test_all_columns_sampled_is_softmax(sampling, normalization, reuse, padded):
 def test_surplus_columns_weigh_nothing_however_large_the_padding(sampling, normalization, reuse, impl):
     """Four keys and six columns: two point to padding, whose exponentials overflow float64."""
     query, key, value = qkv()
-    mask, attention = scattered_padding(), make(sampling, normalization, reuse, num_features=6, impl=impl)
-    expected = attention(query, key, value, mask)
+    attention = make(sampling, normalization, reuse, num_features=6, impl=impl)
+    expected = attention(query, key, value, PADDING)
     for sign in (1, -1):
-        hidden = torch.where(mask[:, None, :, None], sign * 1e5 * key, key)
-        torch.testing.assert_close(attention(query, hidden, value, mask), expected, rtol=0, atol=1e-14)
+        hidden = torch.where(PADDING[:, None, :, None], sign * 1e5 * key, key)
+        torch.testing.assert_close(attention(query, hidden, value, PADDING), expected, rtol=0, atol=1e-14)
 
 
 def test_importance_sampling_needs_the_values_for_its_matrix():
