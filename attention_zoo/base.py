@@ -382,10 +382,7 @@ class Attention(ImplementationChoice):
 
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         check_tensors(query, key, value, self.num_heads, self.head_dim)
-        longest = max(query.shape[2], key.shape[2])
-        limit = self.max_seq_len or longest
-        allowed = f"between 1 and max_seq_len={limit}" if self.max_seq_len else "at least 1"
-        require("seq_len", longest, 1 <= longest <= limit, allowed)
+        self._check_length(max(query.shape[2], key.shape[2]))
         if query.shape[2] != key.shape[2] and (self.causal or not self.info.cross):
             kind, got = " (causal)" if self.causal else "", f"{key.shape[2]} keys and {query.shape[2]} queries"
             raise UnsupportedError(f"{self.info.name}{kind} needs as many keys as queries, got {got}")
@@ -415,8 +412,9 @@ class Attention(ImplementationChoice):
             self._checked_step = step
 
     def _check_length(self, length: int) -> None:
-        limit = self.max_seq_len
-        require("seq_len", length, limit is None or length <= limit, f"between 1 and max_seq_len={limit}")
+        limit = self.max_seq_len or length
+        allowed = f"between 1 and max_seq_len={limit}" if self.max_seq_len else "at least 1"
+        require("seq_len", length, 1 <= length <= limit, allowed)
 
     def _check_fits(self, query: Tensor, state: State) -> None:
         self._check_length(state.length + query.shape[2])

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attention_zoo.base import ALL
 from attention_zoo.checks import check_int
 from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.fused_softmax import MOST_HEADS, attend, hidden_by
@@ -122,21 +121,17 @@ class BigBird(SampledAttention):
         return hidden if padding is None else hidden | padding[:, positions.clamp_max(n - 1)]
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """Softmax over the entries of `pattern`."""
-        scores = (query * self.head_dim**-0.5) @ key.mT
-        return masked_softmax(scores, visible & self.pattern(key.shape[2], key.device, positions))
-
-    def pattern(self, seq_len: int, device: torch.device | None = None, positions: Tensor | slice = ALL) -> Tensor:
-        """Which keys each query, or each at `positions`, sees, `(heads, queries, seq_len)` bool."""
-        blocks = self._num_blocks(seq_len)
+        """Softmax over the keys of the blocks that a query sees."""
+        blocks, device = self._num_blocks(key.shape[2]), key.device
         row = torch.arange(blocks, device=device)
         is_edge = (row == 0) | (row == blocks - 1)
         seen = ((row[:, None] - row).abs() <= 1) | is_edge | is_edge[:, None]
         seen = seen.repeat(self.num_heads, 1, 1)
         # A missing random block is 0, the first block, which every row sees anyway.
         seen[:, 1:-1].scatter_(2, self.key_blocks(blocks, device)[..., FIXED_BLOCKS:], True)
-        block = torch.arange(seq_len, device=device) // self.block_size
-        return seen[:, block[positions]][:, :, block]
+        block = torch.arange(key.shape[2], device=device) // self.block_size
+        scores = (query * self.head_dim**-0.5) @ key.mT
+        return masked_softmax(scores, visible & seen[:, block[positions]][:, :, block])
 
     def key_blocks(self, num_blocks: int, device: torch.device | None = None) -> Tensor:
         """The key blocks that the query blocks 1 to `num_blocks - 2` see, `(heads, num_blocks - 2, 5 + r)`.
