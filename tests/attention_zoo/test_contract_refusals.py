@@ -97,11 +97,13 @@ def test_bad_arguments_are_refused_by_name(name):
             make(name, impl=impl)
     with pytest.raises(ValueError, match=r"^colour='red': unknown"):
         make(name, colour="red")
-    of_kind = {bool: (1, None), int: (-1, 2.5, True, "4"), float: (math.nan, "0"), str: ("other",)}
+    of_kind = {bool: (1, None), int: (-1, 2.5, True, "4"), float: (math.nan, "0", -1.0), str: ("other",)}
     for key, default in attention_zoo.hyperparameters(name).items():
         with pytest.raises(ValueError, match=f"^{key}_=1: unknown; did you mean {key}"):
             make(name, **{f"{key}_": 1})
         for bad in of_kind.get(type(default), ()):
+            if (key, bad) == ("alpha", -1.0):
+                continue  # it may be any number
             with pytest.raises(ValueError, match=f"^{key}={bad!r}: must be"):
                 make(name, **{key: bad})
 
@@ -149,7 +151,6 @@ OUT_OF_RANGE = [
     ("bigbird", "num_random_blocks", (-1, True), "an integer"),
     ("flash", "backend", ("math",), "one of auto, flash"),
     ("informer", "num_samples", (0,), "an integer"),
-    ("linear", "eps", (-1e-9, "0"), "a finite number at least 0"),
     ("linear", "block_size", (0,), "an integer"),
     ("linformer", "init_std", (0, -1.0), "a finite number above 0"),
     ("linformer", "max_seq_len", (None,), "an integer"),
@@ -158,11 +159,9 @@ OUT_OF_RANGE = [
     ("lucidrains_linformer", "max_seq_len", (None,), "an integer"),
     ("nystromformer", "conv_kernel_size", (0, True), "an integer"),
     ("nystromformer", "conv_kernel_size", (34,), "odd, or None"),
-    ("performer", "eps", (-1e-6,), "a finite number at least 0"),
     ("performer", "redraw_interval", (0,), "an integer"),
     ("polynomial", "degree", (3,), "even"),
-    ("polynomial", "scale", (0, -1.0), "a finite number above 0"),
-    ("polynomial", "bias", (-1,), "a finite number at least 0"),
+    ("polynomial", "scale", (0,), "a finite number above 0"),
     ("polynomial_square", "degree", (7,), "at most 6"),
     ("polynomial_square", "coefficients", ((), [1.0], [1.0] * 8, 3, "123", {0: 1.0, 1: 1.0}), NUMBERS),
     ("polynomial_square", "coefficients", ([1.0, "2"], [1.0, None], [1.0, True], [1.0, math.nan]), "a finite number"),
