@@ -35,14 +35,8 @@ def setting(
     `condition` is True if cells with different values measure different things, so that no figure mixes them. It is
     False for settings that only change how precisely, how far, or which part is measured.
     """
-    metadata = {
-        "meaning": meaning,
-        "minimum": minimum,
-        "maximum": maximum,
-        "above": above,
-        "choices": choices,
-        "condition": condition,
-    }
+    bounds = {"minimum": minimum, "maximum": maximum, "above": above, "choices": choices}
+    metadata = {"meaning": meaning, "condition": condition, **bounds}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

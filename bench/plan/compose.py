@@ -28,6 +28,7 @@ OF_THE_GRIDS = ("experiment", "size", "max_cells", "dry_run", "grids")
 OF_HYDRA = "hydra.launcher"
 MECHANISM = re.compile(r"attention=([A-Za-z_]\w*)", re.ASCII)
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
+_parsed = functools.lru_cache(maxsize=2**16)(OverridesParser.create().parse_override)
 
 Load = Callable[[list[str]], DictConfig]
 
@@ -190,16 +191,6 @@ def _alternatives(overrides: Sequence[Override]) -> Iterable[list[str]]:
         values = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
         alternatives[key] = [f"{key}={value}" for value in values]
     return alternatives.values()
-
-
-@functools.cache
-def _parser() -> OverridesParser:
-    return OverridesParser.create()
-
-
-@functools.lru_cache(maxsize=2**16)
-def _parsed(override: str) -> Override:
-    return _parser().parse_override(override)
 
 
 def _is_value(override: Override) -> bool:
