@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from bench import measures
@@ -35,7 +35,6 @@ def hold_device(
     cores: Collection[int] | None = None,
     part_of: str | None = None,
     what: str,
-    say: Callable[[str], None],
 ) -> Iterator[tuple[int, ...]]:
     """Hold a device for a cell; yields the locks' descriptors, which the cell's child inherits.
 
@@ -49,7 +48,6 @@ def hold_device(
         cores: the cores of a CPU cell; None: all that this process may use.
         part_of: for a MIG slice, the UUID of its GPU.
         what: the cell's title, shown to processes that wait.
-        say: prints a line that says whom this process waits for.
     """
     folder = lock_folder()
     locks = [("machine", not alone)]  # each with whether it is shared
@@ -58,9 +56,7 @@ def hold_device(
     elif not alone:
         locks += [(device_id, False)] if part_of is None else [(part_of, True), (device_id, False)]
     with contextlib.ExitStack() as stack:
-        yield tuple(
-            stack.enter_context(hold(folder / f"{name}.lock", what, say, shared=shared)) for name, shared in locks
-        )
+        yield tuple(stack.enter_context(hold(folder / f"{name}.lock", what, shared=shared)) for name, shared in locks)
 
 
 def memory_share(cores: Collection[int] | None) -> float:

@@ -10,12 +10,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.common.errors import bounded
+from bench.common.errors import bounded, say
 from bench.records.disk import require_file
 
 POLL_S = 0.05
@@ -32,8 +32,8 @@ SLURM_VARIABLES = {
 
 
 @contextlib.contextmanager
-def hold(path: Path, what: str, say: Callable[[str], None], *, shared: bool = False) -> Iterator[int]:
-    """Hold a lock file, or share it; yields its descriptor. Waits without limit; after 1 s `say` prints for whom.
+def hold(path: Path, what: str, *, shared: bool = False) -> Iterator[int]:
+    """Hold a lock file, or share it; yields its descriptor. Waits without limit; after 1 s it prints for whom.
 
     The operating system frees the lock when the holder and every process that inherited the descriptor are gone: the
     child of a killed sweep lives on for a moment. `what` describes the work, for those who wait.
@@ -42,7 +42,7 @@ def hold(path: Path, what: str, say: Callable[[str], None], *, shared: bool = Fa
     while not valid:
         descriptor = open_lock(path)
         try:
-            _acquire(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, what, say)
+            _acquire(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, what)
             # A lock on a file that was removed in between excludes nobody.
             if valid := os.fstat(descriptor).st_nlink > 0:
                 _sign(descriptor, what)
@@ -116,7 +116,7 @@ def _locked(descriptor: int, kind: int) -> bool:
     return False
 
 
-def _acquire(descriptor: int, kind: int, what: str, say: Callable[[str], None]) -> None:
+def _acquire(descriptor: int, kind: int, what: str) -> None:
     end_of_silence = time.monotonic() + SILENT_S
     while not _locked(descriptor, kind):
         if time.monotonic() >= end_of_silence:

@@ -94,7 +94,7 @@ class Runner:
 
     def lock_cell(self, cell: Cell) -> AbstractContextManager[int]:
         """Keep other sweeps from measuring the cell."""
-        return hold(self.store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say)
+        return hold(self.store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title)
 
     def measure(
         self,
@@ -180,8 +180,7 @@ class Runner:
 
     def identity(self, cell: Cell, attempt: int, device: str) -> dict[str, Any]:
         """The fields of a new record that describe what was measured, on which device of this machine, and the code."""
-        mechanisms = [cell.config, *cell.config["bench"].get("against", ())]
-        infos = {each["label"]: attention_zoo.info(each["attention"]["name"]) for each in mechanisms}
+        infos = {entry["label"]: attention_zoo.info(entry["attention"]["name"]) for entry in cell.entries}
         facts = ("approximates", "exact", "size", "control")
         return {
             "record_id": secrets.token_hex(16),
@@ -204,7 +203,7 @@ class Runner:
             return contextlib.nullcontext(())
         used = gpu(cell.config["device"])
         device, part_of = (used.uuid, used.part_of) if used else ("cpu", None)
-        return hold_device(device, alone=self.alone(cell), cores=cores, part_of=part_of, what=cell.title, say=say)
+        return hold_device(device, alone=self.alone(cell), cores=cores, part_of=part_of, what=cell.title)
 
 
 def readable(record: Record) -> Record:

@@ -52,7 +52,7 @@ def test_it_says_what_runs_and_how_long_the_rest_takes(tmp_path, capsys, monkeyp
     (scratch / "progress").write_text(Progress("sample 3 of 10").encode())
     for key, value in {"JOB_ID": "14", "ARRAY_JOB_ID": "12", "ARRAY_TASK_ID": "3"}.items():
         monkeypatch.setenv(f"SLURM_{key}", value)
-    with hold(tmp_path / "locks" / f"{name}.lock", "x", print):
+    with hold(tmp_path / "locks" / f"{name}.lock", "x"):
         code, told = ask(capsys, tmp_path)
     assert code == status.UNFINISHED and "1 running, 1 waiting" in told.out and "sample 3 of 10" in told.out
     assert ", slurm job 12_3, for " in told.out

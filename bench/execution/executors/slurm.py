@@ -82,7 +82,7 @@ def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: Progres
             callback.on_cell_end(cell)
     rest = [cell for cell in todo if cell.unsupported is None]
     queue = Queue(settings, runner.store.root.absolute() / plans.FOLDER / runner.sweep_id / "slurm", runner.sweep_id)
-    with hold(queue.folder / "head.lock", f"sweep {runner.sweep_id}", say):
+    with hold(queue.folder / "head.lock", f"sweep {runner.sweep_id}"):
         try:
             earlier = queue.clear(queue.active())
         except SubmissionError as error:

@@ -24,7 +24,7 @@ FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
 
 @pytest.mark.commands
 def test_who_waits_says_for_whom_ctrl_c_ends_the_wait_and_it_is_no_part_of_the_measurement(tmp_path):
-    with hold_device("cpu", alone=True, what="something", say=print):
+    with hold_device("cpu", alone=True, what="something"):
         waiting = [start("attention=v_mean", "tracking=none", f"results_dir={tmp_path / n}", *TINY) for n in "ab"]
         for process in waiting:
             while "waiting" not in (line := process.stderr.readline()):
@@ -47,7 +47,7 @@ def own_slots(monkeypatch, tmp_path):
 
 def held(device_id, **options):
     """The locks that a cell takes, in turn: whether it is the only one that holds them."""
-    with hold_device(device_id, **{"alone": False, "what": "it", **options}, say=print) as descriptors:
+    with hold_device(device_id, **{"alone": False, "what": "it", **options}) as descriptors:
         names = [Path(os.readlink(f"/proc/self/fd/{each}")).name.removesuffix(".lock") for each in descriptors]
         return [(name, holder(lock_folder() / f"{name}.lock") is not None) for name in names]
 
@@ -90,11 +90,11 @@ def test_cells_exclude_each_other_where_they_would_disturb_each_other(own_slots,
     entered = threading.Event()
 
     def enter():
-        with hold_device(**second, what="second", say=print):
+        with hold_device(**second, what="second"):
             entered.set()
 
     thread = threading.Thread(target=enter)
-    with hold_device(**first, what="first", say=print):
+    with hold_device(**first, what="first"):
         thread.start()
         assert entered.wait(0.2 if one_waits else 10) != one_waits
     assert entered.wait(10)
@@ -135,7 +135,7 @@ def test_a_lock_is_not_followed_elsewhere(own_slots):
         if link == own_slots:
             own_slots.rename(own_slots.with_name("elsewhere"))
         link.symlink_to(own_slots.with_name("precious"))
-        with pytest.raises(ConfigError, match="link"), hold_device("cpu", alone=True, what="it", say=print):
+        with pytest.raises(ConfigError, match="link"), hold_device("cpu", alone=True, what="it"):
             pass
         link.unlink()
     assert not own_slots.with_name("precious").exists()

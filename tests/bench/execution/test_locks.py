@@ -18,12 +18,12 @@ from bench.execution.locks import hold, holder
 from bench.execution.results_folder import prepare_folder
 
 
-def test_a_lock_is_free_when_its_holder_ends_well_though_another_process_has_inherited_it(tmp_path):
-    path, said = tmp_path / "lock", []
-    with hold(path, "it", print) as held:
+def test_a_lock_is_free_when_its_holder_ends_well_though_another_process_has_inherited_it(tmp_path, capsys):
+    path = tmp_path / "lock"
+    with hold(path, "it") as held:
         heir = subprocess.Popen(["sleep", "600"], pass_fds=(held,))
-    with hold(path, "it", said.append):
-        assert heir.poll() is None and said == []
+    with hold(path, "it"):
+        assert heir.poll() is None and capsys.readouterr().err == ""
     heir.kill()
     heir.wait()
 
@@ -33,10 +33,10 @@ def test_who_holds_a_lock_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     path = tmp_path / "lock"
     assert holder(path) is None
-    with hold(path, "something long" * 10, print):
+    with hold(path, "something long" * 10):
         pass
     assert holder(path) is None
-    with hold(path, "latency", print):
+    with hold(path, "latency"):
         found = holder(path)
         assert holder(path) == found  # nobody has taken it meanwhile
     started = datetime.fromisoformat(found.pop("started"))
@@ -44,18 +44,19 @@ def test_who_holds_a_lock_says_so(tmp_path, monkeypatch):
     job = {"scheduler": "slurm", "host": socket.gethostname(), "id": "12", "task": "3"}
     assert found == {"host": socket.gethostname(), "pid": os.getpid(), "what": "latency", "job": job}
     assert holder(path) is None
-    with hold(path, "latency", print, shared=True):
+    with hold(path, "latency", shared=True):
         assert holder(path) is None
 
 
 @pytest.fixture
 def waiting(tmp_path, monkeypatch):
     """Starts somebody who waits for the lock and has said so; gives what was said, and events to enter and leave."""
-    monkeypatch.setattr("bench.execution.locks.SILENT_S", 0.05)
     said, entered, leave = [], threading.Event(), threading.Event()
+    monkeypatch.setattr("bench.execution.locks.SILENT_S", 0.05)
+    monkeypatch.setattr("bench.execution.locks.say", said.append)
 
     def wait():
-        with hold(tmp_path / "lock", "it", said.append):
+        with hold(tmp_path / "lock", "it"):
             entered.set()
             leave.wait(10)
 
@@ -73,7 +74,7 @@ def waiting(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("text", ["", "1234", "{", "[" * 4000, '{"pid": null}', json.dumps({"what": "\x1b[31m\n"})])
 def test_whatever_stands_in_a_lock_file_is_one_line(tmp_path, text, waiting):
-    with hold(tmp_path / "lock", "it", print):
+    with hold(tmp_path / "lock", "it"):
         (tmp_path / "lock").write_text(text)
         assert isinstance(holder(tmp_path / "lock"), dict)
         said, _ = waiting()
@@ -81,7 +82,7 @@ def test_whatever_stands_in_a_lock_file_is_one_line(tmp_path, text, waiting):
 
 
 def test_a_lock_whose_file_was_removed_keeps_out_who_waited_for_it(tmp_path, waiting):
-    with hold(tmp_path / "lock", "it", print):
+    with hold(tmp_path / "lock", "it"):
         _, entered = waiting()
         (tmp_path / "lock").unlink()
     assert entered.wait(10)
