@@ -72,7 +72,7 @@ def jobs(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
         if not is_gpu(cell.config["device"]) or "task" in cell.config:
             continue
         bench = cell.config["bench"]
-        for config in (cell.config, *({**cell.config, **other} for other in bench.get("against", ()))):
+        for config in cell.entries:
             job = {key: config[key] for key in keys} | {"device": config["device"].partition(":")[0]}
             passes = bench.get("passes") or [bench.get("measured_pass", "forward")]
             kept = found.setdefault(json.dumps(job, sort_keys=True), {**job, "passes": [], "steps": 0})

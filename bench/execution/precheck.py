@@ -58,15 +58,16 @@ class _Checker:
         self._child: processes.Child | None = None
 
     def check(self, cell: Cell) -> Cell:
-        against = cell.config["bench"].get("against", ())
         reasons = []
-        for config in (cell.config, *({**cell.config, **other} for other in against)):
+        for config in cell.entries:
             answer = self._ask("attention", config, cell)
             if "refused" in answer:
                 key = answer["refused"].split("=", 1)[0]
                 raise ConfigError(f"{'attention.' * (key in config['attention'])}{answer['refused']}")
             if "unsupported" in answer and not (self._elsewhere and is_gpu(config["device"])):
-                reasons.append(f"{config['label']}: {answer['unsupported']}" if against else answer["unsupported"])
+                reasons.append(
+                    f"{config['label']}: {answer['unsupported']}" if cell.entries[1:] else answer["unsupported"]
+                )
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
         if "task" in cell.config and not self._elsewhere:

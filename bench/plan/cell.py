@@ -49,6 +49,11 @@ class Cell:
     sources: tuple[Source, ...] = ()
 
     @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The configuration of each mechanism of a comparison, or the only one."""
+        return [self.config, *({**self.config, **other} for other in self.config["bench"].get("against", ()))]
+
+    @property
     def title(self) -> str:
         """A short name for progress lines and tables."""
         features = self.config["bench"].get("num_features")

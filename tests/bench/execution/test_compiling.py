@@ -70,11 +70,7 @@ def test_what_a_task_prepares_is_told_with_its_seconds_and_so_is_training_after_
 def test_what_a_sweep_will_run_is_compiled_once(driver):
     cells = api.planned(Loader(), ["experiment=h100_kernels", "size=paper", "tracking=none"]).cells
     jobs = list(compile.jobs(cells))
-    mechanisms = {
-        (other["label"], cell.config["seq_len"], other["dtype"])
-        for cell in cells
-        for other in (cell.config, *({**cell.config, **one} for one in cell.config["bench"].get("against", ())))
-    }
+    mechanisms = {(entry["label"], entry["seq_len"], entry["dtype"]) for cell in cells for entry in cell.entries}
     assert {(job["label"], job["seq_len"], job["dtype"]) for job in jobs} == mechanisms
     assert {job["device"] for job in jobs} == {"cuda"}
     (shared,) = (job for job in jobs if (job["label"], job["seq_len"]) == ("polynomial_p4", 16384))

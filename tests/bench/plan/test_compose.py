@@ -36,10 +36,6 @@ def compared(*overrides):
     return merge_compared(made("bench=compare", *overrides))
 
 
-def entries_of(cell):
-    return [cell.config, *cell.config["bench"]["against"]]
-
-
 def test_every_variant_has_its_name_as_label():
     variants = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
     cells = made(f"attention={','.join(variants)}", "causal=true", "dtype=bfloat16", "bench.passes=forward")
@@ -120,17 +116,18 @@ def test_a_comparison_is_one_cell_per_setting_and_its_labels_name_what_differs(t
     cells = compared(*typed.split(), "seq_len=64,128")
     assert [cell.config["seq_len"] for cell in cells] == [64, 128]
     for cell in cells:
-        entries = entries_of(cell)
-        assert [entry["label"] for entry in entries] == COMPARED[typed]
-        said = [word.split("=") for entry in entries for word in entry["label"].split()[1:]]
-        assert said == [[key, entry[key]] for entry in entries for key in ("impl", "dtype") if key in entry["label"]]
+        assert [entry["label"] for entry in cell.entries] == COMPARED[typed]
+        said = [word.split("=") for entry in cell.entries for word in entry["label"].split()[1:]]
+        assert said == [
+            [key, entry[key]] for entry in cell.entries for key in ("impl", "dtype") if key in entry["label"]
+        ]
 
 
 def test_a_comparison_of_training_steps_has_every_model_and_names_what_differs():
     common = ["bench=compare_train_step", "task=language_modelling", "seq_len=64", "batch_size=2"]
     grids = [["attention=flash,softmax", "model=transformer_small"], ["attention=flash", "model=transformer_small_13"]]
     (cell,) = merge_compared([cell for grid in grids for cell in made(*common, *grid)])
-    assert [(entry["label"], entry["model"]["layers"]) for entry in entries_of(cell)] == [
+    assert [(entry["label"], entry["model"]["layers"]) for entry in cell.entries] == [
         ("flash model.layers=12", 12),
         ("softmax model.layers=12", 12),
         ("flash model.layers=13", 13),
@@ -238,7 +235,7 @@ def test_a_comparison_gives_every_mechanism_that_has_one_the_size_asked_for():
     cells = compared("attention=flash,skeinformer,linformer,reformer", "bench.num_features=32,64")
     assert [cell.config["bench"]["num_features"] for cell in cells] == [32, 64]
     for cell, size in zip(cells, (32, 64), strict=True):
-        _, skeinformer, linformer, reformer = entries_of(cell)
+        _, skeinformer, linformer, reformer = cell.entries
         assert skeinformer["attention"]["num_features"] == linformer["attention"]["projection_dim"] == size
         assert reformer["label"] == "reformer" and f"d={size}" in cell.title
     (own,) = compared("attention=flash,skeinformer,polysketch_random_r32")

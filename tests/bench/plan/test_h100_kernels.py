@@ -20,7 +20,7 @@ def cells():
 
 
 def labels(cell):
-    return {cell.config["label"], *(other["label"] for other in cell.config["bench"].get("against", ()))}
+    return {entry["label"] for entry in cell.entries}
 
 
 def test_there_are_as_many_cells_as_fit_ten_minutes(cells):
