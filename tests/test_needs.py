@@ -33,8 +33,9 @@ def run(tmp_path):
     (tmp_path / "pytest.ini").write_text(f"[pytest]\nmarkers = needs: x\npythonpath = {TESTS}\n")
 
     def run(*options):
+        environment = {"PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "needs", "-p", "no:cacheprovider", *options, "."]
-        done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(TESTS)}, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         return done.returncode, done.stdout
 
     return run

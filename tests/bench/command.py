@@ -64,6 +64,11 @@ def spans(log):
     return sorted((min(each), max(each)) for each in moments.values())
 
 
+def dies_of_flash(job):
+    """Stands for `bench.compile.run_once`, here where a new process imports it in no time."""
+    return os._exit(11) if job["label"] == "flash" else 1.5
+
+
 def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():

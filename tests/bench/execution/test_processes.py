@@ -35,14 +35,14 @@ def folder(tmp_path_factory):
     sys.path.remove(str(folder))
 
 
-# The server itself is the same for both.
+# The server itself is the same for both, and starts sooner if it need not import torch.
 both_ways = pytest.mark.parametrize("start", ["fork", "spawn"], indirect=True)
 
 
 @pytest.fixture
 def start(request, folder):
     """Starts a child that evaluates an expression, waits for a line and does something; gives it and the value."""
-    children, way = [], getattr(request, "param", "fork")
+    children, way = [], getattr(request, "param", "spawn")
 
     def started(expression, then="pass", sources=(), **env):
         name = f"task_{len(list(folder.glob('*.py')))}"
@@ -63,8 +63,7 @@ SEEN = """[
     threading.active_count(),
     len([x for x in os.listdir('/proc/self/fd') if '.so' not in os.path.realpath('/proc/self/fd/' + x)]),
     random.random(),
-    __import__('numpy').random.rand(),
-    __import__('torch').rand(1, dtype=__import__('torch').float64).item(),
+    *([sys.modules['numpy'].random.rand(), sys.modules['torch'].rand(1).item()] if 'torch' in sys.modules else []),
 ]"""
 
 
@@ -82,7 +81,7 @@ def test_a_child_has_what_is_its_own_and_inherits_no_more_than_imports(start, re
         drawn += numbers
         child.send_line(b"")
         assert child.wait(10) and child.exit_code == 0
-    assert len(set(drawn)) == 6
+    assert len(set(drawn)) == len(drawn)
 
 
 ENDINGS = {
