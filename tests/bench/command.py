@@ -15,6 +15,8 @@ ROOT = HERE.parents[1]
 # The cheapest cell there is.
 TINY = ["seq_len=32", "batch_size=1", "num_heads=1", "head_dim=4"]
 TINY += ["repeats=1", "bench.passes=[forward]", "bench.min_sample_ms=0"]
+# In the environment of commands that measure mechanisms of `fake_mechanisms`.
+FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
 
 
 def environment(**more):
@@ -44,11 +46,11 @@ def bench(*overrides, timeout=300, **env):
     )
 
 
-def start(*overrides, **env):
-    """The command as a process of a session of its own."""
+def start(*overrides, before=(), cwd=ROOT, **env):
+    """The command, behind the words `before`, as a process of a session of its own."""
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        command(*overrides), cwd=ROOT, env=environment(**env), stdout=pipe, stderr=pipe, text=True,
+        [*before, *command(*overrides)], cwd=cwd, env=environment(**env), stdout=pipe, stderr=pipe, text=True,
         start_new_session=True,
         # What a shell starts in the background ignores Ctrl-C, tests perhaps too.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -76,10 +78,12 @@ def wait_for(condition, seconds=60):
         time.sleep(0.05)
 
 
-def fake_config_dir(folder, names):
-    """One YAML per fake mechanism, in a folder for `--config-dir`."""
+def sweep_of(folder, *names, tracking="none", of=TINY):
+    """What is typed for a sweep of mechanisms, with a file for each that is none of the package's."""
     attention = folder / "conf" / "attention"
     attention.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (attention / f"{name}.yaml").write_text(f"name: {name}\n")
-    return folder / "conf"
+        if not (ROOT / "conf" / "attention" / f"{name}.yaml").exists():
+            (attention / f"{name}.yaml").write_text(f"name: {name}\n")
+    where = ["--config-dir", str(folder / "conf"), f"results_dir={folder / 'runs'}"]
+    return [*where, f"attention={','.join(names)}", f"tracking={tracking}", *of]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 from command import HERE as BENCH_TESTS
-from command import ROOT, TINY, command, environment, fake_config_dir, family
+from command import ROOT, TINY, family, start, sweep_of
 from tracking_server import told
 
 from bench.records.store import Store
@@ -35,22 +35,13 @@ class Sweep:
         self.results, self.tmp, self.cwd = folder / "runs", folder / "tmp", folder / "cwd"
         for path in (self.tmp, self.cwd):
             path.mkdir(parents=True, exist_ok=True)
-        conf = fake_config_dir(folder, [name for name in attention.split(",") if name.startswith("odd_")])
-        seeds = ",".join(map(str, range(cells // len(attention.split(",")))))
-        arguments = [f"attention={attention}", f"seed={seeds}", f"tracking={tracking}", f"results_dir={self.results}"]
-        self.arguments = ["--config-dir", str(conf), *arguments, *cheap, *overrides]
+        names = attention.split(",")
+        seeds = ",".join(map(str, range(cells // len(names))))
+        self.arguments = [*sweep_of(folder, *names, tracking=tracking, of=cheap), f"seed={seeds}", *overrides]
 
     def start(self, *more, before=(), **env):
         """The command as a process, behind the words `before`."""
-        return subprocess.Popen(
-            [*before, *command(*self.arguments, *more)],
-            cwd=self.cwd,
-            env=self._environment(**env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        return start(*self.arguments, *more, before=before, cwd=self.cwd, **self._environment(**env))
 
     def run(self, *more, timeout=500, **options):
         """Run the command to its end."""
@@ -65,7 +56,7 @@ class Sweep:
     def _environment(self, **env):
         path = os.pathsep.join(map(str, (ROOT, BENCH_TESTS, HERE)))
         names = {"ATTENTION_ZOO_PLUGINS": "misbehaving", "ATTENTION_ZOO_TEST": str(self.folder)}
-        return environment(**{**names, "PYTHONPATH": path, "TMPDIR": str(self.tmp), **env})
+        return {**names, "PYTHONPATH": path, "TMPDIR": str(self.tmp), **env}
 
     def records(self):
         """Every file in `records/`, each of which must be a whole record with its samples."""

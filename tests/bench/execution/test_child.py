@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from command import ROOT, TINY, bench, command, environment
+from command import FAKES, ROOT, TINY, bench, command, environment
 
 from bench.records.store import Store
 
@@ -47,7 +47,7 @@ def test_it_lowers_its_limit_leaves_the_hard_one_and_heeds_its_control_group():
 
 def test_a_mechanism_that_changes_the_working_directory_still_has_a_record(tmp_path):
     arguments = command("attention=v_mean", "attention.name=fake_chdir", "tracking=none", "results_dir=here", *TINY)
-    env = environment(ATTENTION_ZOO_PLUGINS="fake_mechanisms")
+    env = environment(**FAKES)
     result = subprocess.run(arguments, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert result.returncode == 1, result.stderr
     (record,) = Store(tmp_path / "here").load()

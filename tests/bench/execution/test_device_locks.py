@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import TINY, family, start, wait_for
+from command import FAKES, family, start, sweep_of, wait_for
 
 from bench.common.errors import ConfigError
 from bench.execution import device_locks
@@ -19,22 +19,20 @@ from bench.execution.locks import holder
 from bench.plan.cell import Cell
 from bench.records.store import Store
 
-FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
-
 
 @pytest.mark.commands
 def test_who_waits_says_for_whom_ctrl_c_ends_the_wait_and_it_is_no_part_of_the_measurement(tmp_path):
     with hold_device("cpu", alone=True, what="something"):
-        waiting = [start("attention=v_mean", "tracking=none", f"results_dir={tmp_path / n}", *TINY) for n in "ab"]
+        waiting = [start(*sweep_of(tmp_path / letter, "v_mean")) for letter in "ab"]
         for process in waiting:
             while "waiting" not in (line := process.stderr.readline()):
                 assert process.poll() is None
             assert line.strip().endswith(f"latency v_mean n=32: waiting for something (process {os.getpid()})")
         waiting[0].send_signal(signal.SIGINT)
-        assert waiting[0].wait(30) == 130 and Store(tmp_path / "a").load() == []
+        assert waiting[0].wait(30) == 130 and Store(tmp_path / "a" / "runs").load() == []
         released = time.time()
     assert waiting[1].wait(120) == 0
-    (record,) = Store(tmp_path / "b").load()
+    (record,) = Store(tmp_path / "b" / "runs").load()
     assert datetime.fromisoformat(record.started).timestamp() >= released
     assert min(record.host_state["before"]["load"]) >= 0
 
@@ -143,8 +141,7 @@ def test_a_lock_is_not_followed_elsewhere(own_slots):
 
 @pytest.mark.commands
 def test_what_a_killed_sweep_measured_keeps_its_device_until_it_is_gone(tmp_path, own_slots):
-    arguments = ["attention=v_mean", "attention.name=fake_hang", "tracking=none", f"results_dir={tmp_path / 'runs'}"]
-    sweep = start(*arguments, *TINY, ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
+    sweep = start(*sweep_of(tmp_path, "fake_hang"), ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
     lock = own_slots / "machine.lock"
     try:
         wait_for(lambda: holder(lock) and below(sweep.pid, 2))

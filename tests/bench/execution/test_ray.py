@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from command import TINY, fake_config_dir, family, start, wait_for
+from command import FAKES, family, start, sweep_of, wait_for
 from synthetic_everything import everything
 
 from bench.common.errors import ConfigError, UnfinishedError
@@ -146,7 +146,7 @@ def test_a_node_without_the_results_folder_is_one_line(tmp_path):
         ray.measure(str(tmp_path), "0" * 16, 1, "0" * 64, True)
 
 
-LOCAL = ["hydra/launcher=ray", "hydra.launcher.timings_alone=false", "tracking=none"]
+LOCAL = ["hydra/launcher=ray", "hydra.launcher.timings_alone=false"]
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
 
@@ -165,8 +165,7 @@ def talks(process):
 @pytest.mark.commands
 def test_a_cluster_of_its_own_measures_and_ends(tmp_path):
     """It talks to nobody else: without our private `Node.start_api_server`, Ray 2.60 asks 169.254.169.254."""
-    typed = ["attention=v_mean", "seed=1,2,3", f"results_dir={tmp_path}", *TINY]
-    process = start(*typed, *LOCAL, ATTENTION_ZOO_TEST=str(tmp_path))
+    process = start(*sweep_of(tmp_path, "v_mean"), "seed=1,2,3", *LOCAL, ATTENTION_ZOO_TEST=str(tmp_path))
     heard = set()
     while process.poll() is None:
         heard |= talks(psutil.Process(process.pid))
@@ -174,12 +173,12 @@ def test_a_cluster_of_its_own_measures_and_ends(tmp_path):
     stdout, stderr = process.communicate()
     assert process.returncode == 0 and stdout.count("| ok") == 3, stderr
     assert heard and {address.removeprefix("::ffff:") for address in heard} == {"127.0.0.1"}
-    records = Store(tmp_path).load()
+    records = Store(tmp_path / "runs").load()
     assert [record.status for record in records] == ["ok"] * 3
     assert {record.machine["job"]["scheduler"] for record in records} == {"ray"}
     assert family(str(tmp_path)) == []
-    (sweep,) = plans.saved(tmp_path)
-    assert not remote.round_file(tmp_path, sweep).exists(), "who waits for it would measure again"
+    (sweep,) = plans.saved(tmp_path / "runs")
+    assert not remote.round_file(tmp_path / "runs", sweep).exists(), "who waits for it would measure again"
 
 
 def name_of(process):
@@ -193,9 +192,7 @@ def name_of(process):
 @pytest.mark.commands
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_goes_on_without_the_head(tmp_path, number):
-    conf = fake_config_dir(tmp_path, ["fake_grandchild"])
-    typed = ["--config-dir", str(conf), "attention=fake_grandchild", f"results_dir={tmp_path}/runs", *TINY, *LOCAL]
-    process = start(*typed, ATTENTION_ZOO_TEST=str(tmp_path), ATTENTION_ZOO_PLUGINS="fake_mechanisms")
+    process = start(*sweep_of(tmp_path, "fake_grandchild"), *LOCAL, ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
     wait_for(lambda: "sleep" in map(name_of, family(str(tmp_path))))
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from command import ROOT, TINY, bench, command, environment, fake_config_dir, family, start, wait_for
+from command import FAKES, ROOT, bench, command, environment, family, start, sweep_of, wait_for
 
 from bench.execution.executors import devices
 from bench.execution.runner import Runner
@@ -162,15 +162,7 @@ def test_an_interrupt_waits_for_nobody_who_waits_for_a_lock(tmp_path):
     assert begun == []  # a notebook lives on, and its thread gets the lock at last
 
 
-TWO = ["hydra/launcher=devices", "hydra.launcher.cores_per_worker=1"]
-TOGETHER = [*TWO, "hydra.launcher.timings_alone=false"]
-FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
-
-
-def arguments(folder, *names, seeds="0"):
-    conf = fake_config_dir(folder, [name for name in names if name.startswith("fake_")])
-    attention = f"attention={','.join(names)}"
-    return ["--config-dir", str(conf), attention, f"seed={seeds}", "tracking=none", f"results_dir={folder}/runs", *TINY]
+TOGETHER = ["hydra/launcher=devices", "hydra.launcher.cores_per_worker=1", "hydra.launcher.timings_alone=false"]
 
 
 def places(folder):
@@ -181,7 +173,7 @@ def places(folder):
 @two_cores
 @pytest.mark.commands
 def test_two_workers_measure_at_once_each_on_a_core_of_its_own(tmp_path):
-    typed = [*arguments(tmp_path, "fake_placed_beside", seeds="range(6)"), *TOGETHER]
+    typed = [*sweep_of(tmp_path, "fake_placed_beside"), "seed=range(6)", *TOGETHER]
     result = bench(*typed, FAKE_LOG=str(tmp_path / "log"), **FAKES)
     assert result.returncode == 0, result.stderr
     found = places(tmp_path)
@@ -199,7 +191,7 @@ def test_two_workers_measure_at_once_each_on_a_core_of_its_own(tmp_path):
 @two_cores
 @pytest.mark.commands
 def test_a_cell_of_one_core_is_that_of_a_process_with_one_core(tmp_path):
-    typed = ["attention=v_mean", "tracking=none", f"results_dir={tmp_path}", *TINY]
+    typed = sweep_of(tmp_path, "v_mean")
     assert bench(*typed, *TOGETHER).returncode == 0
     bound = subprocess.run(
         ["taskset", "-c", str(CORES[-1]), *command(*typed)],
@@ -208,13 +200,13 @@ def test_a_cell_of_one_core_is_that_of_a_process_with_one_core(tmp_path):
     assert bound.returncode == 0 and "1 done already" in bound.stderr
     whole = bench(*typed, OMP_NUM_THREADS=str(len(CORES)))
     assert whole.returncode == 0 and "0 done already" in whole.stderr
-    assert len(Store(tmp_path).load()) == 2
+    assert len(Store(tmp_path / "runs").load()) == 2
 
 
 @two_cores
 @pytest.mark.commands
 def test_ctrl_c_interrupts_all_that_is_measured(tmp_path):
-    typed = [*arguments(tmp_path, "fake_grandchild", seeds="0,1"), *TOGETHER]
+    typed = [*sweep_of(tmp_path, "fake_grandchild"), "seed=0,1", *TOGETHER]
     process = start(*typed, ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
     wait_for(lambda: [each.name() for each in family(str(tmp_path))].count("sleep") == 2)
     began = time.monotonic()

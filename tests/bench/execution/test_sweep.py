@@ -5,7 +5,7 @@ import fcntl
 from datetime import UTC, datetime
 
 import pytest
-from command import TINY, bench, fake_config_dir, family, start, wait_for
+from command import FAKES, bench, family, start, sweep_of, wait_for
 from filelock import FileLock
 from synthetic_everything import everything
 
@@ -17,13 +17,11 @@ from bench.records.store import Store
 
 pytestmark = pytest.mark.commands
 
-FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
 ENDINGS = {
     "fake_fine": "ok",
     "fake_segfault": "crash",
     "fake_exit": "crash",
     "fake_hang": "timeout",
-    "fake_grandchild": "timeout",
     "fake_daemon": "ok",
     "fake_error": "error",
     "fake_oom": "oom",
@@ -39,16 +37,14 @@ ENDINGS = {
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("endings")
-    conf = fake_config_dir(folder, ENDINGS)
-    arguments = ["--config-dir", str(conf), "tracking=none", "timeout=8", f"results_dir={folder / 'runs'}", *TINY]
-    result = bench(*arguments, "attention=" + ",".join(ENDINGS), ATTENTION_ZOO_TEST=str(folder), **FAKES)
+    result = bench(*sweep_of(folder, *ENDINGS), "timeout=8", ATTENTION_ZOO_TEST=str(folder), **FAKES)
     # Nothing is left running.
     assert family(str(folder)) == [] and list((folder / "runs" / "scratch").iterdir()) == []
-    return folder, arguments, result
+    return folder, result
 
 
 def test_every_ending_becomes_a_record(endings):
-    folder, _, result = endings
+    folder, result = endings
     records = {record.config["label"]: record for record in Store(folder / "runs").load()}
     assert {label: record.status for label, record in records.items()} == ENDINGS
     assert result.returncode == 1
@@ -65,28 +61,25 @@ def test_every_ending_becomes_a_record(endings):
 
 
 def test_resume_measures_again_only_what_failed(endings):
-    folder, arguments, _ = endings
+    folder, _ = endings
     store = Store(folder / "runs")
     before = {record.record_id for record in store.load()}
-    result = bench(*arguments, "attention=fake_fine,fake_exit,fake_oom,fake_nan,fake_wrong", **FAKES)
+    names = ("fake_fine", "fake_exit", "fake_oom", "fake_nan", "fake_wrong")
+    result = bench(*sweep_of(folder, *names), "timeout=8", **FAKES)
     new = [record for record in store.load() if record.record_id not in before]
     assert [(record.config["label"], record.attempt) for record in new] == [("fake_exit", 2)]
     assert result.returncode == 1
 
 
 def test_an_unsupported_cell_is_a_gap_in_a_sweep(tmp_path):
-    arguments = ["tracking=none", f"results_dir={tmp_path}", "causal=true", *TINY]
-    mixed = bench("attention=linformer,v_mean", *arguments)
+    mixed = bench(*sweep_of(tmp_path, "linformer", "v_mean"), "causal=true")
     assert mixed.returncode == 0
-    statuses = {record.config["label"]: record.status for record in Store(tmp_path).load()}
+    statuses = {record.config["label"]: record.status for record in Store(tmp_path / "runs").load()}
     assert statuses == {"linformer": "unsupported", "v_mean": "ok"}
 
 
 def test_interrupting_keeps_what_is_done(tmp_path):
-    conf = fake_config_dir(tmp_path, ["fake_hang"])
-    arguments = ["--config-dir", str(conf), "attention=v_mean,fake_hang", "tracking=none"]
-    arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
-    process = start(*arguments, ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
+    process = start(*sweep_of(tmp_path, "v_mean", "fake_hang"), ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
     store = Store(tmp_path / "runs")
     wait_for(lambda: len(store.load()) == 1 and len(family(str(tmp_path))) == 3)  # sweep, server, cell
     process.terminate()
@@ -96,10 +89,8 @@ def test_interrupting_keeps_what_is_done(tmp_path):
 
 
 def test_two_sweeps_at_once_try_a_failed_cell_once(tmp_path):
-    conf = fake_config_dir(tmp_path, ["fake_counted_exit"])
     counter = tmp_path / "counter"
-    arguments = ["--config-dir", str(conf), "attention=fake_counted_exit", "seed=0,1", "tracking=none"]
-    arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
+    arguments = [*sweep_of(tmp_path, "fake_counted_exit"), "seed=0,1"]
     env = {"FAKE_COUNTER": str(counter), **FAKES}
     store = Store(tmp_path / "runs")
     assert bench(*arguments, **env).returncode == 1

@@ -6,7 +6,7 @@ import shutil
 import sys
 
 import pytest
-from command import HERE, ROOT, TINY, bench, fake_config_dir
+from command import HERE, ROOT, TINY, bench, sweep_of
 
 from bench import api
 from bench.measures.context import CellContext
@@ -164,9 +164,7 @@ def test_code_that_changes_while_it_is_measured_is_an_error_and_then_another_cel
     write(tmp_path, {"plugins/rewriting.py": REWRITING})
     path = os.pathsep.join(map(str, (tmp_path / "plugins", ROOT, HERE)))
     env = {"PYTHONPATH": path, "ATTENTION_ZOO_PLUGINS": "rewriting"}
-    arguments = ["--config-dir", str(fake_config_dir(tmp_path, ["rewriting"])), "attention=rewriting", "tracking=none"]
-    arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
-    first, second = bench(*arguments, **env), bench(*arguments, **env)
+    first, second = (bench(*sweep_of(tmp_path, "rewriting"), **env) for _ in range(2))
     assert (first.returncode, second.returncode) == (1, 0), first.stderr + second.stderr
     changed, measured = Store(tmp_path / "runs").load()
     assert (changed.status, changed.measurements) == ("error", {})
