@@ -1,20 +1,13 @@
 """A cell that is forked measures what one measures that is started from nothing."""
 
 import pytest
+from one_cell import one_cell
 
 from bench.execution.runner import Runner
-from bench.plan.cell import Variant, make_cell
-from bench.plan.config import check
 from bench.records.store import Store
 
 WAYS = ("fork", "spawn")
-SETTINGS = {"device": "cpu", "batch_size": 1, "num_heads": 2, "seq_len": 512, "repeats": 10}
-
-
-def a_cell(attention, bench, **changes):
-    of = {"attention": {"name": attention}, "bench": {"name": bench, **changes}}
-    of |= {"inputs": {"name": "gaussian"}, "tracking": {}}
-    return make_cell(check({**SETTINGS, **of}), Variant(attention, {"name": attention}))
+SIZES = {"num_heads": 2, "seq_len": 512}
 
 
 def measured(cell, way, folder, monkeypatch):
@@ -31,7 +24,7 @@ def test_peak_memory_and_errors_of_the_two_ways_are_the_same_to_the_bit(
     attention, bench, tmp_path, monkeypatch, promise
 ):
     """Peak memory and spectral-norm errors are the same to the bit, forked or not"""
-    cell = a_cell(attention, bench)
+    cell = one_cell(attention, bench, **SIZES)
     forked, spawned = (measured(cell, way, tmp_path, monkeypatch) for way in WAYS)
     assert forked.measurements == spawned.measurements
     assert forked.inputs_sha256 == spawned.inputs_sha256
@@ -41,7 +34,7 @@ def test_peak_memory_and_errors_of_the_two_ways_are_the_same_to_the_bit(
 @pytest.mark.faults
 def test_a_cell_starts_at_once(tmp_path, monkeypatch, promise):
     """A cell starts at once: beside its measurement it takes less than 0.3 s, though other tests run beside it"""
-    cell = a_cell("flash", "latency", passes=["forward"])
+    cell = one_cell("flash", {"name": "latency", "passes": ["forward"]}, **SIZES)
     measured(cell, "fork", tmp_path, monkeypatch)  # the server starts once
     overheads = sorted(Runner(Store(tmp_path)).run_cell(cell).overhead_s for _ in range(20))
     promise(cells=20, median=overheads[10], longest=overheads[-1])

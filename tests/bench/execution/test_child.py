@@ -4,23 +4,24 @@ import subprocess
 import sys
 
 import pytest
-from command import FAKES, ROOT, TINY, bench, command, environment
+from command import FAKES, ROOT, TINY, command, environment
+from one_cell import one_cell
 
+from bench.execution.runner import Runner
 from bench.records.store import Store
 
 pytestmark = pytest.mark.commands
 
 
 def test_it_obeys_its_memory_limit(tmp_path):
-    tiny = [word for word in TINY if not word.startswith(("seq_len", "bench."))]
-    arguments = ["attention=softmax,v_mean", "seq_len=4096", "bench=memory", "bench.memory_limit=0.1", *tiny]
-    result = bench(*arguments, "tracking=none", f"results_dir={tmp_path}")
-    assert result.returncode == 0, result.stderr
-    outcomes = {record.config["label"]: record for record in Store(tmp_path).load()}
-    assert outcomes["softmax"].status == "oom" and not outcomes["softmax"].measurements
-    assert outcomes["v_mean"].status == "ok"
-    assert outcomes["v_mean"].numerics["memory_limit_bytes"] == int(0.1 * 2**30)
-    assert outcomes["v_mean"].numerics["tf32_convolution"] is False
+    limited, runner = {"name": "memory", "memory_limit": 0.1}, Runner(Store(tmp_path))
+    softmax, v_mean = (
+        runner.run_cell(one_cell(name, limited, seq_len=4096, head_dim=4)) for name in ("softmax", "v_mean")
+    )
+    assert softmax.status == "oom" and not softmax.measurements
+    assert v_mean.status == "ok"
+    assert v_mean.numerics["memory_limit_bytes"] == int(0.1 * 2**30)
+    assert v_mean.numerics["tf32_convolution"] is False
 
 
 HARD = 64 * 2**30

@@ -8,12 +8,11 @@ import sys
 import time
 
 import pytest
+from one_cell import one_cell
 
 from bench.execution import host_state
 from bench.execution.host_state import between, disturbances
 from bench.execution.runner import Runner
-from bench.plan.cell import Variant, make_cell
-from bench.plan.config import check
 from bench.records.store import Store
 
 CPU = "sys/devices/system/cpu"
@@ -213,16 +212,6 @@ def test_what_disturbs_a_cell_on_a_gpu():
         assert disturbances(told(cores="0-15", others_s=150.0), state) == ["other processes: 15 cores", *reasons], state
 
 
-def a_cell(bench):
-    values = {
-        "attention": {"name": "flash"},
-        "bench": {"name": bench, "passes": ["forward"]},
-        "inputs": {"name": "gaussian"},
-    }
-    values |= {"tracking": {}, "device": "cpu", "batch_size": 1, "num_heads": 1, "seq_len": 64, "repeats": 10}
-    return make_cell(check(values), Variant("flash", {"name": "flash"}))
-
-
 @pytest.fixture
 def busy():
     """A busy loop on each core that a cell may use."""
@@ -240,11 +229,13 @@ def busy():
 @pytest.mark.commands
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc/stat")
 def test_a_busy_neighbour_is_found_beside_what_takes_times_and_recorded_beside_all(busy, tmp_path):
-    record = Runner(Store(tmp_path)).run_cell(a_cell("latency"))
-    assert record.status == "ok" and record.disturbed and record.disturbed[0].startswith("other processes: ")
-    during = record.host_state["during"]
+    latency, memory = (
+        Runner(Store(tmp_path)).run_cell(one_cell("flash", {"name": name, "passes": ["forward"]}))
+        for name in ("latency", "memory")
+    )
+    assert latency.status == "ok" and latency.disturbed and latency.disturbed[0].startswith("other processes: ")
+    during = latency.host_state["during"]
     assert during["others_s"] > 0.25 * during["seconds"] and during["own_s"] > 0.1
-    assert during["seconds"] <= record.duration_s
-    record = Runner(Store(tmp_path)).run_cell(a_cell("memory"))
-    assert record.status == "ok" and record.disturbed == []
-    assert record.host_state["during"]["others_s"] > 0
+    assert during["seconds"] <= latency.duration_s
+    assert memory.status == "ok" and memory.disturbed == []
+    assert memory.host_state["during"]["others_s"] > 0

@@ -4,9 +4,11 @@ import os
 import re
 import sys
 import time
+from functools import partial
 
 import pytest
 from command import HERE
+from one_cell import one_cell
 from PIL import Image
 
 import attention_zoo
@@ -15,10 +17,9 @@ from bench import tasks
 from bench.common.errors import ConfigError
 from bench.execution import precheck
 from bench.inputs import models, texts
-from bench.plan.cell import Variant, make_cell, merge_compared
-from bench.plan.config import check
+from bench.plan.cell import merge_compared
 
-SETTINGS = {"seq_len": 64, "batch_size": 1, "num_heads": 12, "head_dim": 32, "tracking": {}, "device": "cpu"}
+a_cell = partial(one_cell, num_heads=12, head_dim=32)
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +29,6 @@ def plugins(monkeypatch):
     monkeypatch.delitem(sys.modules, "fake_mechanisms", raising=False)
     monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY})  # other tests take what is registered
     attention_zoo.import_plugins()
-
-
-def a_cell(attention, bench="latency", inputs=None, **changes):
-    attention = {"name": attention} if isinstance(attention, str) else attention
-    of = {"attention": attention, "bench": {"name": bench}, "inputs": {"name": "gaussian", **(inputs or {})}}
-    return make_cell(check({**SETTINGS, **of, **changes}), Variant(attention["name"], attention))
 
 
 def checked(tmp_path, *cells):
