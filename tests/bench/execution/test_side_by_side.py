@@ -11,6 +11,7 @@ import psutil
 import pytest
 from command import FAKES, ROOT, bench, command, environment, family, start, sweep_of, wait_for
 
+from bench.cli import main as app
 from bench.execution.executors import devices
 from bench.execution.runner import Runner
 from bench.plan.cell import Cell
@@ -190,16 +191,16 @@ def test_two_workers_measure_at_once_each_on_a_core_of_its_own(tmp_path):
 
 @two_cores
 @pytest.mark.commands
-def test_a_cell_of_one_core_is_that_of_a_process_with_one_core(tmp_path):
+def test_a_cell_of_one_core_is_that_of_a_process_with_one_core(tmp_path, monkeypatch, capsys):
     typed = sweep_of(tmp_path, "v_mean")
-    assert bench(*typed, *TOGETHER).returncode == 0
+    assert app.run([*typed, *TOGETHER]) == 0
     bound = subprocess.run(
         ["taskset", "-c", str(CORES[-1]), *command(*typed)],
         cwd=ROOT, env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert bound.returncode == 0 and "1 done already" in bound.stderr
-    whole = bench(*typed, OMP_NUM_THREADS=str(len(CORES)))
-    assert whole.returncode == 0 and "0 done already" in whole.stderr
+    monkeypatch.setenv("OMP_NUM_THREADS", str(len(CORES)))
+    assert app.run(typed) == 0 and capsys.readouterr().err.count("0 done already") == 2
     assert len(Store(tmp_path / "runs").load()) == 2
 
 
