@@ -8,15 +8,15 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from bench.common.errors import one_line
+from bench.common.errors import ConfigError, one_line
 from bench.execution.dry_run import dry_run
 from bench.execution.ranks import follows
-from bench.execution.sweep import Sweep, exit_code, plan, require_any_supported, run_sweep
+from bench.execution.sweep import Sweep, plan, run_sweep
 from bench.plan import executors
 from bench.plan.compose import compose_jobs, expand, grid_choices
 from bench.plan.load import Loader, explained
 from bench.records import plans
-from bench.records.record import Record
+from bench.records.record import FAILED, Record
 from bench.records.table import crossovers, table
 from bench.tracking.tracker import Tracker
 
@@ -61,8 +61,14 @@ def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda recor
 
 def print_table(records: Sequence[Record]) -> None:
     """Print a sweep's table and crossovers; raises `ConfigError` with the reason if no cell could be built."""
-    require_any_supported(records)
+    if all(record.status == "unsupported" and record.phase == "setup" for record in records):
+        raise ConfigError(records[0].reason)
     print("\n".join([table(records), *crossovers(records)]), flush=True)
+
+
+def exit_code(records: Sequence[Record]) -> int:
+    """The exit code: 1 if a cell crashed, was incorrect or did not finish, else 0."""
+    return int(any(record.status in FAILED for record in records))
 
 
 def say_figures(sweep: Sweep) -> None:

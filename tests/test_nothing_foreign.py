@@ -1,14 +1,14 @@
 """Somebody else's files stay as they are, wherever the suite is sent: content, mode, times, owner, links."""
 
 import os
-import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command import code_of
 from synthetic_records import config, memory, record
+from tracking_server import a_free_port
 
 import analysis.__main__ as analysis
 from bench import merge, status
@@ -108,10 +108,7 @@ def locks(folder, monkeypatch):
 
 
 def main_of(run, *arguments):
-    try:
-        return run([str(argument) for argument in arguments])
-    except SystemExit as exit:
-        return exit.code
+    return code_of(run, [str(argument) for argument in arguments])
 
 
 def python(*arguments):
@@ -121,12 +118,6 @@ def python(*arguments):
 
 def pack_for_gpu(folder):
     return python("gpu/pack.py", "--to", folder, "--without", "wheels", "inputs")
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def writers(results, monkeypatch):
@@ -139,7 +130,7 @@ def writers(results, monkeypatch):
         "unpack": lambda folder: main_of(archive.main, "unpack", home, "--results", folder),
         "figures": lambda folder: main_of(analysis.main, "figures", "--results", results, "--out", folder),
         "tables": lambda folder: main_of(analysis.main, "tables", "--results", results, "--out", folder),
-        "ui": lambda folder: main_of(ui.main, "--results", folder, "--port", free_port()),
+        "ui": lambda folder: main_of(ui.main, "--results", folder, "--port", a_free_port()),
     }
 
 
@@ -313,13 +304,7 @@ def test_a_pack_keeps_what_calls_have_left(tmp_path, elsewhere):
 
 
 @pytest.mark.commands
-def test_the_whole_command_refuses_a_folder_of_somebody_elses(tmp_path, elsewhere):
-    folder = tmp_path / "theirs"
-    for name in ("scratch/thesis/thesis.tex", "samples/mine.json"):
-        leave(folder / name, "file", elsewhere)
-    before = snapshot(folder)
-    tiny = shlex.split("attention=flash seq_len=8 batch_size=1 num_heads=1 head_dim=8 repeats=1 bench.passes=[forward]")
-    assert python("-m", "bench", *tiny, f"results_dir={folder}") == 2 and snapshot(folder) == before
+def test_pages_are_not_built_among_those_of_somebody_else(tmp_path, elsewhere):
     pages = tmp_path / "pages"
     leave(pages / "index.html", "file", elsewhere)
     before = snapshot(pages)

@@ -24,11 +24,7 @@ PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 BUILD = ("--no-deps", "--no-build-isolation")
 # What setuptools makes of them, which changes with its versions only.
 RARE = ("sdist", "editable_mode=compat", "editable_mode=strict")
-INSTALLS = [
-    pytest.param("wheel"),
-    pytest.param("editable"),
-    *(pytest.param(how, marks=pytest.mark.slow) for how in RARE),
-]
+INSTALLS = ["editable", *(pytest.param(how, marks=pytest.mark.slow) for how in RARE)]
 
 
 @pytest.fixture
@@ -83,18 +79,17 @@ def built(how, source, into):
     return wheel
 
 
-@pytest.mark.commands
-@pytest.mark.parametrize("how", INSTALLS)
-def test_every_installation_finds_all_of_the_configuration(elsewhere, source, how):
-    _, install, run = elsewhere
-    install(how)
-    program = """
+FINDS = """
 import bench
 from bench.plan.load import CONF, Loader
 print(CONF, bench.__file__, *sorted(path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")))
 Loader().load(["experiment=demo", "task=selective_copying"])
 """
-    ran = run("python", "-c", program)
+
+
+def require_configuration(run, source, how):
+    """An installation finds all of it where it is to be."""
+    ran = run("python", "-c", FINDS)
     assert ran.returncode == 0, ran.stderr
     conf, module, *files = ran.stdout.split()
     assert files == sorted(path.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "conf").rglob("*.yaml"))
@@ -104,9 +99,18 @@ Loader().load(["experiment=demo", "task=selective_copying"])
 
 
 @pytest.mark.commands
-def test_the_wheel_measures_and_draws_in_another_folder(elsewhere):
+@pytest.mark.parametrize("how", INSTALLS)
+def test_every_installation_finds_all_of_the_configuration(elsewhere, source, how):
+    _, install, run = elsewhere
+    install(how)
+    require_configuration(run, source, how)
+
+
+@pytest.mark.commands
+def test_the_wheel_finds_its_configuration_measures_and_draws_in_another_folder(elsewhere, source):
     folder, install, run = elsewhere
     install("wheel")
+    require_configuration(run, source, "wheel")
     where = run("python", "-c", "import attention_zoo, bench, analysis; print(attention_zoo, bench, analysis)")
     assert where.stdout.count("/environment/") == 3, where.stderr
     copied = "\n".join(re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE))

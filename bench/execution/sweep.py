@@ -27,7 +27,7 @@ from bench.plan.executors import Cells, Executor
 from bench.plan.sources import Source
 from bench.records import plans
 from bench.records.disk import read_file, write_atomically
-from bench.records.record import FAILED, Record
+from bench.records.record import Record
 from bench.records.store import Store, latest
 from bench.records.summary import Results
 
@@ -182,14 +182,3 @@ def save_plan(sweep: Sweep) -> None:
     files = [list(source) for source in sources]
     saved = plans.SavedPlan(sweep.sweep_id, list(sweep.overrides), settings, launcher, files, cells)
     plans.save(Path(sweep.settings.results_dir), saved)
-
-
-def exit_code(records: Sequence[Record]) -> int:
-    """The exit code: 1 if a cell crashed, was incorrect or did not finish, else 0."""
-    return int(any(record.status in FAILED for record in records))
-
-
-def require_any_supported(records: Sequence[Record]) -> None:
-    """Raise `ConfigError` with the reason if no cell of a sweep could be built."""
-    if all(record.status == "unsupported" and record.phase == "setup" for record in records):
-        raise ConfigError(records[0].reason)

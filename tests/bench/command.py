@@ -57,6 +57,14 @@ def start(*overrides, before=(), cwd=ROOT, **env):
     )  # fmt: skip
 
 
+def code_of(main, *arguments):
+    """What a command's function returns, or the code with which it ends the process."""
+    try:
+        return main(*arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
 def spans(log):
     """From the first to the last sign of life of each process that measured `fake_logged`, by time."""
     moments = defaultdict(list)

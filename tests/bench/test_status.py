@@ -85,11 +85,7 @@ def test_the_begin_of_an_id_names_a_sweep_if_no_other_begins_so(tmp_path):
 
 
 def test_many_cells_cost_little(tmp_path):
-    one = memory("flash", 64)
-    cells = [plans.SavedCell(f"{n:064x}", f"latency flash seed={n}", one.config, 60.0, None, []) for n in range(MANY)]
-    plan = plans.SavedPlan("ab" * 8, ["seed=1,2"], {}, {}, [], cells)
-    (tmp_path / plans.FOLDER).mkdir()
-    plans.save(tmp_path, plan)
+    plan = planned(tmp_path, [None] * MANY)
     began = time.process_time()
     state = status.State(Store(tmp_path), plans.load(tmp_path, plan.sweep_id))
     status.report(state)

@@ -1,11 +1,12 @@
 """What the command line takes and says beside its measurements."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from command import TINY, bench
+from command import TINY, bench, code_of
 from synthetic_records import config, record
 
 import attention_zoo
@@ -28,9 +29,8 @@ def planned(*overrides):
 
 
 def test_the_version_is_the_suites(capsys):
-    with pytest.raises(SystemExit) as ended:
-        app.run(["--version"])
-    assert ended.value.code == 0 and capsys.readouterr().out == f"attention-zoo {attention_zoo.__version__}\n"
+    assert code_of(app.run, ["--version"]) == 0
+    assert capsys.readouterr().out == f"attention-zoo {attention_zoo.__version__}\n"
 
 
 def test_cells_take_as_long_as_those_that_have_the_most_in_common():
@@ -64,11 +64,12 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     assert "time: unknown, at most 2 min (their timeouts) for 2 cells" in said
     many = dry_run(planned(*given[:-1], "repeats=100", "attention=flash", "seq_len=32"), NOWHERE)[0]
     assert "latency flash n=32: from 2 s to 60 s (its timeout)" in many
-    done = record(sweep.cells[0].config, {"passes": {"forward": {"samples": [2e6] * 5}}, "tokens": 32}, status="ok")
-    Store(folder).write(type(done)(**{**vars(done), "cell_id": sweep.cells[0].cell_id, "duration_s": 7.0}))
-    assert sweep.cells[0].config["seq_len"] == 32
-    bad = record(sweep.cells[1].config, {"passes": {"forward": {"samples": []}}, "tokens": 64}, status="ok")
-    unreadable = Store(folder).write(type(done)(**{**vars(bad), "cell_id": sweep.cells[1].cell_id}))
+    short, long = sweep.cells[:2]
+    assert (short.config["seq_len"], long.config["seq_len"]) == (32, 64)
+    done = record(short.config, {"passes": {"forward": {"samples": [2e6] * 5}}, "tokens": 32}, status="ok")
+    Store(folder).write(replace(done, cell_id=short.cell_id, duration_s=7.0))
+    bad = record(long.config, {"passes": {"forward": {"samples": []}}, "tokens": 64}, status="ok")
+    unreadable = Store(folder).write(replace(bad, cell_id=long.cell_id))
     again = dry_run(planned(*given, "attention=flash,linear", "seq_len=32,64"), NOWHERE)[0]
     assert "4 cells, 1 done already, 3 to measure" in again and "latency flash n=32" not in again
     assert "latency linear n=32: about 7 s" in again and "about 7 s for 1 cells" in again

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from command import ROOT, environment
+from command import ROOT, code_of, environment
 
 from bench.cli import console
 
@@ -15,11 +15,7 @@ pytestmark = pytest.mark.usefixtures("signals_restored")
 
 def said(monkeypatch, capsys, *arguments):
     monkeypatch.setattr(sys, "argv", ["attention-zoo", *arguments])
-    try:
-        code = console.main()
-    except SystemExit as ended:
-        code = ended.code
-    return code, *capsys.readouterr()
+    return code_of(console.main), *capsys.readouterr()
 
 
 def test_every_command_is_in_the_usage_and_has_a_module(monkeypatch, capsys):

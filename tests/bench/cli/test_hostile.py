@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from command import command, environment
+from command import code_of, command, environment
 from hostile import PLUGINS, UNSUPPORTED, WITHOUT_A_RECORD
 
 from bench.__main__ import main
@@ -60,10 +60,7 @@ def test_it_is_one_line(hostile, tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setattr("sys.argv", ["bench", *typed])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr()
-    require_one_line(hostile, ended.value.code, printed.out, printed.err)
+    require_one_line(hostile, code_of(main), *capsys.readouterr())
     assert new_files(tmp_path, before) == []
 
 
@@ -77,10 +74,9 @@ def test_it_is_one_line(hostile, tmp_path, monkeypatch, capsys):
 def test_a_variable_that_is_no_way_to_work_is_one_line(name, value, said, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", ["bench", "seq_len=64", "tracking=none", f"results_dir={tmp_path}/runs"])
-    with pytest.raises(SystemExit) as ended:
-        main()
+    assert code_of(main) == 2
     (line,) = capsys.readouterr().err.splitlines(keepends=True)
-    assert ended.value.code == 2 and line.startswith(f"error: {said}")
+    assert line.startswith(f"error: {said}")
     assert tree(tmp_path) == []
 
 

@@ -87,10 +87,7 @@ def test_what_a_sweep_will_run_is_compiled_once(driver):
     ],
 )
 def test_what_there_is_nothing_to_compile_for_is_one_line(arguments, code, said, capsys):
-    try:
-        assert compile.main(arguments) == code
-    except SystemExit as left:
-        assert left.code == code
+    assert command.code_of(compile.main, arguments) == code
     printed = "".join(capsys.readouterr())
     assert printed.startswith(said) and printed.count("\n") == 1
 

@@ -94,7 +94,7 @@ def test_cells_exclude_each_other_where_they_would_disturb_each_other(own_slots,
     thread = threading.Thread(target=enter)
     with hold_device(**first, what="first"):
         thread.start()
-        assert entered.wait(0.2 if one_waits else 10) != one_waits
+        assert entered.wait(0.1 if one_waits else 10) != one_waits
     assert entered.wait(10)
     thread.join()
 
