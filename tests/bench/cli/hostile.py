@@ -177,7 +177,7 @@ MODULES = {
     "ends": "raise SystemExit(0)",
 }
 PLUGINS = [
-    *(Hostile(["seed=1"], "ATTENTION_ZOO_PLUGINS", plugins=name) for name in ("nothere.x", "a b")),
+    Hostile(["seed=1"], "ATTENTION_ZOO_PLUGINS", plugins="nothere.x"),
     *(
         Hostile(["seed=1"], f"ATTENTION_ZOO_PLUGINS='{name}'", {f"{name}.py": text}, name)
         for name, text in MODULES.items()
