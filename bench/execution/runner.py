@@ -27,6 +27,7 @@ from bench.execution.locks import hold, scheduler_job
 from bench.execution.ranks import follows
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
+from bench.plan.executors import Cells, Executor
 from bench.plan.machine import THIS_MACHINE, Resources, code_identity, gpu, machine
 from bench.plan.sources import digest
 from bench.records.outcomes import classify_exit, count_oom_kills
@@ -71,8 +72,7 @@ class Runner:
         sweep_id: the plan's id.
         overrides: the command line, for the records.
         known: ids of the records that existed when the sweep decided what to measure.
-        resources: where the cells are planned to run.
-        timings_alone: run comparisons and CPU timings with nothing else on the machine.
+        executor: where the cells are planned to run, and what may run beside them.
         defer_interrupts: a context that delays interrupts while a record is saved.
     """
 
@@ -80,13 +80,12 @@ class Runner:
     sweep_id: str = ""
     overrides: tuple[str, ...] = ()
     known: frozenset[str] = frozenset()
-    resources: Resources = THIS_MACHINE
-    timings_alone: bool = True
+    executor: Executor = dataclasses.field(default_factory=Cells)
     defer_interrupts: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
     def alone(self, cell: Cell) -> bool:
         """Whether nothing else may be measured on the machine at the same time as the cell."""
-        return self.timings_alone and needs_quiet(cell)
+        return self.executor.timings_alone and needs_quiet(cell)
 
     def is_new(self, record: Record) -> bool:
         """Whether a record is a finished measurement made since the sweep decided what to measure, by any process."""
@@ -158,7 +157,7 @@ class Runner:
         try:
             if cell.unsupported is None:
                 # An absolute path: a mechanism may change the child's working directory.
-                result = run_process(cell, self.store.root.absolute(), self.resources, options or Options())
+                result = run_process(cell, self.store.root.absolute(), self.executor.resources, options or Options())
         except KeyboardInterrupt:
             result = {"status": "interrupted", "reason": "interrupted by a signal"}
         duration = time.perf_counter() - clock
@@ -192,8 +191,8 @@ class Runner:
             "code": {**code_identity(), "sources_sha256": digest(cell.sources)},
             "mechanisms": {label: {fact: getattr(info, fact) for fact in facts} for label, info in infos.items()},
             "machine": {
-                **machine(device, self.resources),
-                "beside_others": needs_quiet(cell) and not self.timings_alone,
+                **machine(device, self.executor.resources),
+                "beside_others": needs_quiet(cell) and not self.executor.timings_alone,
                 "job": scheduler_job(),
             },
         }

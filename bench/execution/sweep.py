@@ -109,10 +109,8 @@ def run_sweep(
     prepare_folder(sweep.settings.results_dir)
     interrupts = Interrupts()
     store = Results(sweep.settings.results_dir, prepared=True)
-    known, executor = frozenset(attempt.record_id for attempt in attempts), sweep.executor
-    runner = Runner(
-        store, sweep.sweep_id, sweep.overrides, known, executor.resources, executor.timings_alone, interrupts.deferred
-    )
+    known = frozenset(attempt.record_id for attempt in attempts)
+    runner = Runner(store, sweep.sweep_id, sweep.overrides, known, sweep.executor, interrupts.deferred)
     if ranks.follows():
         with tempfile.TemporaryDirectory() as folder:
             return [runner.follow(cell, Path(folder) / "cell") for cell in todo]

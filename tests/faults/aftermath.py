@@ -35,13 +35,16 @@ class Sweep:
         self.results, self.tmp, self.cwd = folder / "runs", folder / "tmp", folder / "cwd"
         for path in (self.tmp, self.cwd):
             path.mkdir(parents=True, exist_ok=True)
+        path = os.pathsep.join(map(str, (ROOT, BENCH_TESTS, HERE)))
+        self.environment = {"ATTENTION_ZOO_PLUGINS": "misbehaving", "ATTENTION_ZOO_TEST": str(folder)}
+        self.environment |= {"PYTHONPATH": path, "TMPDIR": str(self.tmp)}
         names = attention.split(",")
         seeds = ",".join(map(str, range(cells // len(names))))
         self.arguments = [*sweep_of(folder, *names, tracking=tracking, of=cheap), f"seed={seeds}", *overrides]
 
     def start(self, *more, before=(), **env):
         """The command as a process, behind the words `before`."""
-        return start(*self.arguments, *more, before=before, cwd=self.cwd, **self._environment(**env))
+        return start(*self.arguments, *more, before=before, cwd=self.cwd, **{**self.environment, **env})
 
     def run(self, *more, timeout=500, **options):
         """Run the command to its end."""
@@ -52,11 +55,6 @@ class Sweep:
             process.kill()
             process.wait()
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-
-    def _environment(self, **env):
-        path = os.pathsep.join(map(str, (ROOT, BENCH_TESTS, HERE)))
-        names = {"ATTENTION_ZOO_PLUGINS": "misbehaving", "ATTENTION_ZOO_TEST": str(self.folder)}
-        return {**names, "PYTHONPATH": path, "TMPDIR": str(self.tmp), **env}
 
     def records(self):
         """Every file in `records/`, each of which must be a whole record with its samples."""

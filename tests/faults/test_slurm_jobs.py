@@ -23,11 +23,8 @@ class Jobs(Sweep):
     def __init__(self, slurm, folder, *overrides, cells, sleep=0.1):
         # Each task has devices of its own: nobody compares these numbers, and the test is over sooner.
         setup = f"hydra.launcher.setup=['export ATTENTION_ZOO_SLOTS={folder}/slots-$SLURM_ARRAY_TASK_ID']"
-        self.environment = {**slurm.environment, "ATTENTION_ZOO_PLUGINS": "sleepy", "SLEEPY_S": str(sleep)}
         super().__init__(folder, "hydra/launcher=slurm", setup, *overrides, cells=cells, attention="odd_sleepy")
-
-    def _environment(self, **env):
-        return super()._environment(**{**self.environment, **env})
+        self.environment |= {**slurm.environment, "ATTENTION_ZOO_PLUGINS": "sleepy", "SLEEPY_S": str(sleep)}
 
     def wait_for(self, happened, head, seconds=120):
         deadline = time.monotonic() + seconds

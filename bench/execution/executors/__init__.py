@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from bench.execution.executors import devices, ray, slurm
+from bench.execution.executors import devices, ray, remote, slurm
 from bench.execution.progress_bar import ProgressBar
 from bench.execution.runner import Options, Runner
 from bench.plan.cell import Cell
@@ -27,7 +27,9 @@ def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: Prog
         UnfinishedError: cells have no record, because their tasks were lost again and again.
         KeyboardInterrupt: after the records of interrupted cells were saved.
     """
-    if executor.name in MODULES:
+    if not todo:
+        remote.end(runner)
+    elif executor.name in MODULES:
         MODULES[executor.name].run(executor, runner, todo, callback)
     else:
         run_in_turn(runner, todo, callback)

@@ -68,9 +68,6 @@ def require_usable(settings: Ray, todo: Sequence[Cell]) -> None:
 
 def run(settings: Ray, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Measure as many cells in parallel as the cluster has room for; a lost cell is retried up to `max_retries`."""
-    if not todo:
-        remote.end(runner)
-        return
     remote.begin(runner, todo)
     with _cluster(settings, runner, gpus=any(cell.config["device"] == "cuda:0" for cell in todo)) as ray:
         Tasks(ray, settings, runner, todo, callback).run()

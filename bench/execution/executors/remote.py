@@ -46,7 +46,7 @@ def load(results_dir: Path, sweep_id: str) -> tuple[Runner, list[Cell]]:
         raise ConfigError(f"{sweep_id}: nothing to do in {results_dir / plans.FOLDER}: {error}") from None
     executor = executors.check(plan.launcher)
     store = Results(results_dir, prepared=True)
-    runner = Runner(store, sweep_id, tuple(plan.overrides), known, executor.resources, executor.timings_alone)
+    runner = Runner(store, sweep_id, tuple(plan.overrides), known, executor)
     return runner, [cell for cell in plan_cells(plan) if cell.cell_id in wanted]
 
 

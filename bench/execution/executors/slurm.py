@@ -73,9 +73,6 @@ def require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
 
 def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Measure the cells in jobs: first wait for existing jobs, then submit new ones. After Ctrl-C the jobs continue."""
-    if not todo:
-        remote.end(runner)
-        return
     for cell in todo:
         if cell.unsupported is not None:  # its record needs no job
             runner.measure(cell)

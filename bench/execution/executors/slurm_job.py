@@ -44,7 +44,7 @@ def main(file: Path, index: int) -> int:
                 raise ConfigError(f"{os.uname().nodename} shows no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)")
             log = _Log(runner.store, len(todo))
             if on_gpus and len(visible_gpus()) > 1:
-                devices.run(Devices(timings_alone=runner.timings_alone), runner, todo, log)
+                devices.run(Devices(timings_alone=runner.executor.timings_alone), runner, todo, log)
             else:
                 run_in_turn(runner, todo, log)
     except KeyboardInterrupt:

@@ -65,7 +65,7 @@ def begun(tmp_path, *overrides):
     sweep = planned(tmp_path, *overrides)
     prepare_folder(sweep.settings.results_dir)
     save_plan(sweep)
-    runner = Runner(Store(tmp_path / "runs"), sweep.sweep_id, sweep.overrides, resources=sweep.executor.resources)
+    runner = Runner(Store(tmp_path / "runs"), sweep.sweep_id, sweep.overrides, executor=sweep.executor)
     remote.begin(runner, sweep.cells)
     return sweep, runner
 
