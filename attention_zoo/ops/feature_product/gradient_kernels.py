@@ -18,7 +18,7 @@ from attention_zoo.ops.feature_product.output_kernels import (
     times_sums,
 )
 from attention_zoo.ops.feature_product.state_kernels import SIZES
-from attention_zoo.ops.kernels import first_of_rows
+from attention_zoo.ops.kernels import first_of_rows, own_rows
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -31,14 +31,12 @@ def divide_kernel(
     heads, H: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """The gradient divided by the denominator, and the denominator's gradient; both are 0 where `reciprocal` is 0."""
-    tiles = tl.cdiv(d_out.rows, BLOCK_T)
-    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
+    head, rows, upstream = own_rows(d_out, heads, H, BLOCK_T)
     d, visible = tl.arange(0, H)[None, :], (rows < d_out.rows)[:, None]
-    upstream = first_of_rows(d_out, head, heads, rows)
     at = head.to(tl.int64) * d_out.rows + rows
     total = tl.load(totals + at, rows < d_out.rows, 0.0)
     factor = reciprocal(total)[:, None]
-    divided = tl.load(upstream + d, visible, 0.0).to(tl.float32) * factor
+    divided = upstream.to(tl.float32) * factor
     result = tl.load(out + at[:, None] * H + d, visible, 0.0).to(tl.float32)
     tl.store(grad + at[:, None] * H + d, divided.to(grad.dtype.element_ty), visible)
     tl.store(d_total + at, -tl.sum(divided * result, 1), rows < d_out.rows)

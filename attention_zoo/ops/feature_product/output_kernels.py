@@ -97,25 +97,20 @@ def _add_intra_chunk(
     """Add what rows from t on get from their own chunk, which begins at `begin`: every weight is computed."""
     batch, own, rows = head // heads, head % heads, t + tl.arange(0, BLOCK_T)
     query = tl.reshape(queries.load([batch, own, t, 0]), (BLOCK_T, BLOCK_INNER))
-    for s in range(begin, t, BLOCK_N):
-        columns = s + tl.arange(0, BLOCK_N)
-        key = tl.reshape(keys.load([batch, own, s, 0]), (BLOCK_N, BLOCK_INNER))
-        scores = scores_of(query, key, queries, keys, batch, own, t, s, INNER, PRECISION)
-        weights = _intra_chunk_weights(scores, rows, columns, running, scales, head, seq_len, end, False, LOG_DEGREE)
-        value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
-        # Sums within a thread first: they need no shuffles.
-        total += tl.sum(tl.reshape(weights, (BLOCK_T, BLOCK_N // 8, 8)), 1)
-        summed = tl.dot(weights.to(value.dtype), value, summed, input_precision=PRECISION)
-    for s in range(t, tl.minimum(t + BLOCK_T, end), BLOCK_N):
-        columns = s + tl.arange(0, BLOCK_N)
-        key = tl.reshape(keys.load([batch, own, s, 0]), (BLOCK_N, BLOCK_INNER))
-        scores = scores_of(query, key, queries, keys, batch, own, t, s, INNER, PRECISION)
-        weights = _intra_chunk_weights(scores, rows, columns, running, scales, head, seq_len, end, True, LOG_DEGREE)
-        value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
-        if RAGGED:
-            value = rows_before(value, s, end, BLOCK_N)
-        total += tl.sum(tl.reshape(weights, (BLOCK_T, BLOCK_N // 8, 8)), 1)
-        summed = tl.dot(weights.to(value.dtype), value, summed, input_precision=PRECISION)
+    for masked in tl.static_range(2):
+        for s in range(t if masked else begin, tl.minimum(t + BLOCK_T, end) if masked else t, BLOCK_N):
+            columns = s + tl.arange(0, BLOCK_N)
+            key = tl.reshape(keys.load([batch, own, s, 0]), (BLOCK_N, BLOCK_INNER))
+            scores = scores_of(query, key, queries, keys, batch, own, t, s, INNER, PRECISION)
+            weights = _intra_chunk_weights(
+                scores, rows, columns, running, scales, head, seq_len, end, masked, LOG_DEGREE
+            )
+            value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
+            if masked and RAGGED:
+                value = rows_before(value, s, end, BLOCK_N)
+            # Sums within a thread first: they need no shuffles.
+            total += tl.sum(tl.reshape(weights, (BLOCK_T, BLOCK_N // 8, 8)), 1)
+            summed = tl.dot(weights.to(value.dtype), value, summed, input_precision=PRECISION)
     return summed, total
 
 

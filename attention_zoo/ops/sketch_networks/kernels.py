@@ -9,7 +9,7 @@ Networks are stacked: `w_in` is `(2, groups, width, hidden)`, `bias` `(2, groups
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.kernels import standardised
+from attention_zoo.ops.kernels import pull_back, standardised
 
 # gelu(z) = z (1 + tanh(z (C0 + C1 z^2))) / 2
 C0 = tl.constexpr(0.7978845608028654)
@@ -181,10 +181,8 @@ def input_gradient(
             z = tl.dot(hat, into, input_precision=PRECISION) + added
             d_z = tl.dot(d_out, tl.trans(onto), input_precision=PRECISION) * _doubled_slope(z, _inner_tanh(z, FAST))
             d_hat = tl.dot(d_z.to(hat.dtype), tl.trans(into), d_hat, input_precision=PRECISION)
-    hat, d_hat = hat.to(tl.float32), 0.5 * d_hat
-    rstd = tl.load(rstds_ptr + row, mask=inside, other=0)[:, None]
-    mean, along = tl.sum(d_hat, 1)[:, None] / WIDTH, tl.sum(d_hat * hat, 1)[:, None] / WIDTH
-    d_in = rstd * (d_hat - mean - along * hat)
+    rstd = tl.load(rstds_ptr + row, mask=inside, other=0)
+    d_in = pull_back(0.5 * d_hat, hat.to(tl.float32), rstd, None, None, None, WIDTH)
     tl.store(d_in_ptr + row[:, None] * WIDTH + features[None, :], d_in, mask=inside[:, None])
 
 
