@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -67,11 +68,18 @@ def compile_call(call: Call, target: int) -> list[Compiled]:
 def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
     """Inside, launches only compile for the target and are added to `launches`; Triton's disk cache is not used."""
     from triton import knobs
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
     configurations: list[Configuration] = []
     run, fitting = JITFunction.run, launching.fitting
+    # What Triton needs of a driver to compile. Kernels are cached by device, so its number is the target.
+    without_device = SimpleNamespace(
+        get_current_device=lambda: target,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", target, 32),
+    )
 
     def look(*args: Any) -> Configuration:
         configurations.append(fitting(*args))
@@ -89,7 +97,7 @@ def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
         return kernel
 
     with (
-        mock.patch.object(driver, "_active", _Driver(target)),
+        mock.patch.object(driver, "_active", without_device),
         mock.patch.object(launching, "architecture", lambda device: target),
         mock.patch.object(launching, "fitting", look),
         mock.patch.object(JITFunction, "run", compile_only),
@@ -141,24 +149,6 @@ def _read(call: Call, version: int, target: int, launch: _Launch) -> Compiled:
         ptx=launch.kernel.asm["ptx"],
         cubin=launch.kernel.asm["cubin"],
     )
-
-
-class _Driver:
-    """The part of a driver that Triton needs to compile. Kernels are cached by device, so its number is the target."""
-
-    def __init__(self, target: int) -> None:
-        self.target = target
-
-    def get_current_device(self) -> int:
-        return self.target
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.target, 32)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -41,4 +41,6 @@ def catalogue() -> dict[str, list[Call]]:
     """All calls by operation, from the modules `<operation>_calls` in this folder."""
     folder = importlib.import_module(__package__)
     modules = [module.name for module in pkgutil.iter_modules(folder.__path__) if module.name.endswith("_calls")]
-    return {name.removesuffix("_calls"): importlib.import_module(f"{__package__}.{name}").calls() for name in modules}
+    return {
+        name.removesuffix("_calls"): list(importlib.import_module(f"{__package__}.{name}").calls()) for name in modules
+    }

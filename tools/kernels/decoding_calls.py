@@ -14,12 +14,8 @@ BATCH, HEADS, BLOCK = 16, 12, 1024
 Launch = Callable[[], Tensor]
 
 
-def calls() -> list[Call]:
+def calls() -> Iterator[Call]:
     """Every kernel at the sizes of the papers."""
-    return list(_calls())
-
-
-def _calls() -> Iterator[Call]:
     bits16, bits32 = torch.bfloat16, torch.float32
     for h in (32, 64, 128):
         yield Call(f"decoding linear h{h}", bits16, partial(_linear, bits16, h))

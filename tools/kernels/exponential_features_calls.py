@@ -1,6 +1,6 @@
 """Calls of the kernels for performer's exponential features: 12 heads of 32k tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,14 +12,14 @@ from tools.kernels.call import Call, normal, shape_name
 HEADS, SEQ_LEN = 12, 32768
 
 
-def calls() -> list[Call]:
+def calls() -> Iterator[Call]:
     """Both passes with default, fewer and performer-pytorch's features, at other head dims, and in float32."""
-    shapes = [(256, 64), (128, 64), (266, 64), (2048, 64), (256, 32), (256, 128)]
-    made = [_calls(m, width) for m, width in shapes] + [_calls(256, 64, torch.float32)]
-    return [call for of_shape in made for call in of_shape]
+    for m, width in ((256, 64), (128, 64), (266, 64), (2048, 64), (256, 32), (256, 128)):
+        yield from _calls(m, width)
+    yield from _calls(256, 64, torch.float32)
 
 
-def _calls(m: int, width: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Call, Call]:
+def _calls(m: int, width: int, dtype: torch.dtype = torch.bfloat16) -> Iterator[Call]:
     shape = shape_name(f"m{m} h{width}", dtype)
 
     def given(device: torch.device) -> tuple[Any, ...]:
@@ -36,7 +36,5 @@ def _calls(m: int, width: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Cal
         d_log_scale = normal(device, 1, HEADS, SEQ_LEN)
         return lambda: triton.launch_features_backward(d_features, d_log_scale, *arguments)
 
-    return (
-        Call(f"exponential features forward {shape}", dtype, forward),
-        Call(f"exponential features backward {shape}", dtype, backward),
-    )
+    yield Call(f"exponential features forward {shape}", dtype, forward)
+    yield Call(f"exponential features backward {shape}", dtype, backward)

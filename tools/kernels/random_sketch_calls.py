@@ -1,6 +1,6 @@
 """Calls of the kernels for a random sketch of degree 2, with layer norm: 12 heads of 32k tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,17 +12,18 @@ from tools.kernels.call import Call, normal, shape_name
 HEADS, SEQ_LEN = 12, 32768
 
 
-def calls() -> list[Call]:
+def calls() -> Iterator[Call]:
     """Both passes at the papers' sizes, at other head dims, with matrices per head, in float32, and with two inputs."""
-    shapes = [(64, 32), (64, 64), (32, 32), (128, 64)]
-    made = [_calls(width, r) for width, r in shapes]
-    made += [_calls(64, 32, groups=HEADS), _calls(64, 32, dtype=torch.float32), _calls(32, 32, count=2)]
-    return [call for of_shape in made for call in of_shape]
+    for width, r in ((64, 32), (64, 64), (32, 32), (128, 64)):
+        yield from _calls(width, r)
+    yield from _calls(64, 32, groups=HEADS)
+    yield from _calls(64, 32, dtype=torch.float32)
+    yield from _calls(32, 32, count=2)
 
 
 def _calls(
     width: int, r: int, *, dtype: torch.dtype = torch.bfloat16, groups: int = 1, count: int = 1
-) -> tuple[Call, Call]:
+) -> Iterator[Call]:
     shape = shape_name(f"r{r} h{width}", dtype, groups, count)
 
     def given(device: torch.device) -> tuple[Any, ...]:
@@ -39,7 +40,5 @@ def _calls(
         arguments, grad = given(device), normal(device, 1, HEADS, SEQ_LEN, r).to(dtype)
         return lambda: triton.launch_sketch_backward(grad, *arguments)
 
-    return (
-        Call(f"random sketch forward {shape}", dtype, forward),
-        Call(f"random sketch backward {shape}", dtype, backward),
-    )
+    yield Call(f"random sketch forward {shape}", dtype, forward)
+    yield Call(f"random sketch backward {shape}", dtype, backward)
