@@ -104,10 +104,6 @@ class KeyValueCache(State):
             self._padding[:, new] = False if padding is None else padding
         self.length = new.stop
 
-    def clear(self) -> None:
-        """Forget the tokens, keep the capacity."""
-        self.length = 0
-
     def _reserve(self, needed: int) -> None:
         capacity = self._keys.shape[2]
         if needed <= capacity:
@@ -325,7 +321,7 @@ class BlockState(State):
             # A full block stays in the cache until the next token: its last query needs the exact weights.
             if self.block.length == self.block_size:
                 self.sums.add(self.block.keys[..., key.shape[-1] :], self.block.values)
-                self.block.clear()
+                self.block.length = 0
             rows = slice(done, done + self.block_size - self.block.length)
             self.block.append(both[:, :, rows], value[:, :, rows])
             done = min(rows.stop, key.shape[2])

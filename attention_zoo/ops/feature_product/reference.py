@@ -192,8 +192,11 @@ class _FeatureProduct(torch.autograd.Function):
         query, key, power = (left, right, degree) if local_query is None else (local_query, local_key, local_degree)
         for rows, scales in _blocks(left.shape[1], block_size, log_scale):
             if rows.start:
-                out[:, rows] = _inter_chunk(left[:, rows], state, scales, degree)
-            out[:, rows] += _intra_chunk(query[:, rows], key[:, rows], value[:, rows], scales, power)
+                out[:, rows] = scaled(expand(left[:, rows], degree), scales and scales.query) @ state.to(left.dtype)
+            out[:, rows] += (
+                visible(power_(query[:, rows] @ key[:, rows].mT, power), scales and scales.intra_block, True)
+                @ value[:, rows]
+            )
             if rows.stop < left.shape[1]:
                 _advance(state, right[:, rows], value[:, rows], scales, degree)
         return out
@@ -219,14 +222,6 @@ class _FeatureProduct(torch.autograd.Function):
         d_left, d_right = (torch.zeros_like(left), torch.zeros_like(right)) if is_local else (d_query, d_key)
         _add_inter_chunk_gradients((left, right, value), grad, blocks, degree, (d_left, d_right, d_value), d_scale)
         return None, d_left, d_right, d_value, *((d_query, d_key) if is_local else (None, None)), d_scale
-
-
-def _inter_chunk(left: Tensor, state: Tensor, scales: "BlockScales | None", degree: int) -> Tensor:
-    return scaled(expand(left, degree), scales and scales.query) @ state.to(left.dtype)
-
-
-def _intra_chunk(query: Tensor, key: Tensor, value: Tensor, scales: "BlockScales | None", degree: int) -> Tensor:
-    return visible(power_(query @ key.mT, degree), scales and scales.intra_block, True) @ value
 
 
 def _full_gradients(left: Tensor, right: Tensor, value: Tensor, grad: Tensor, block_size: int, degree: int) -> Three:

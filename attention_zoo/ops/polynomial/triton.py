@@ -178,12 +178,7 @@ def launch_backward(
     m, n = chosen.tiles.values()
     inputs = tiles(in_units, m), tiles(normed, n), tiles(value, n), tiles(d_summed, m), d_total
     launching.launcher(kernels.backward_queries, out, *_grid(out, m))(
-        *inputs,
-        denominator,
-        unit,
-        tiles(d_query, m),
-        *_sizes(out, value),
-        settings.scale,
+        *(*inputs, denominator, unit, tiles(d_query, m), *_sizes(out, value), settings.scale),
         **constants,
         **chosen.options,
     )

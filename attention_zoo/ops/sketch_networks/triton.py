@@ -43,19 +43,7 @@ class Between(NamedTuple):
 def sketch_networks(
     x: Tensor, y: Tensor | None = None, *, weights: Sequence[Tensor], norms: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))`; f is twice LayerNorm, Dense 8r, gelu, Dense r.
-
-    ICML version, Algorithm 2 and Appendix D. Gradients flow to all arguments; no hidden unit is ever in memory.
-
-    Args:
-        x: `(batch, heads, seq_len, width)`, as `tiles.why_unsupported` allows; so is y. None: y is x.
-        weights: the four Dense layers in order, those of f1 and f2 stacked: `(2, groups, in, out)`; groups is 1 (all
-            heads share a network) or heads.
-        norms: weight and bias of both LayerNorms, those of f1 and f2 stacked: `(2, width)`, `(2, r)`.
-
-    Returns:
-        `(batch, heads, seq_len, r)`.
-    """
+    """As `cpu.sketch_networks`, of inputs that `tiles.why_unsupported` allows; no hidden unit is ever in memory."""
     inputs = autocast(x) if y is None else autocast(x, y)
     layers = zip(norms, weights[::2], weights[1::2], strict=True)
     folded = [weight for norm, into, onto in layers for weight in _fold(*norm, into, onto)]
