@@ -132,11 +132,11 @@ def test_bfloat16_is_close_to_float64(degree, is_local, is_scaled):
 
 
 def test_state_is_summed_in_float32_for_bfloat16():
-    """In bfloat16 adding 1 to 256 does nothing; 4,096 blocks of one row show what the sum is kept in."""
-    ones = torch.ones(1, 1, 4096, 1, dtype=torch.bfloat16)
+    """In bfloat16 adding 1 to 256 does nothing; 1,024 blocks of one row show what the sum is kept in."""
+    ones = torch.ones(1, 1, 1024, 1, dtype=torch.bfloat16)
     out = feature_product(ones, ones, ones, causal=True, block_size=1)
     # The state itself is rounded to bfloat16 when it is read, by 2^-8 of it at most.
-    torch.testing.assert_close(out[0, 0, :, 0], torch.arange(1.0, 4097), rtol=2**-7, atol=0)
+    torch.testing.assert_close(out[0, 0, :, 0], torch.arange(1.0, 1025), rtol=2**-7, atol=0)
 
 
 @every_degree
@@ -173,18 +173,18 @@ def memory_events(call):
 
 @pytest.mark.parametrize("causal, is_local", [(False, False), (True, True)])
 def test_neither_the_matrix_nor_the_features_are_ever_in_memory(causal, is_local):
-    n, r = 4096, 32
+    n, r = 2048, 32
     given = [torch.randn(1, 1, n, r, dtype=torch.float64, requires_grad=True) for _ in range(5)]
     local = LocalInputs(*given[3:], 4) if is_local else None
 
     def forward_and_backward():
-        out = feature_product(*given[:3], causal=causal, degree=2, block_size=128, local=local)
+        out = feature_product(*given[:3], causal=causal, degree=2, block_size=64, local=local)
         return torch.autograd.grad(out.sum(), given[:3])
 
     matrix, features = 8 * n * n, 8 * n * r**2
     largest, peak = memory_events(forward_and_backward)
     # One of the 32 blocks of features at a time; the peak adds outputs, gradients and the state, all n x r or r^3.
-    assert largest <= features / 32 < matrix / 100
+    assert largest <= features / 32 < matrix / 50
     assert peak < features / 2
     # The check sees what it must: the dense definition does allocate the matrix.
     assert memory_events(lambda: dense(*given[:3], causal, 2))[0] >= matrix

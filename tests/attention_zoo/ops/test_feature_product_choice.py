@@ -5,6 +5,8 @@ import re
 import pytest
 import torch
 from closeness import assert_near
+from operations import DEVICE, HAS_GPU, drawn, use_tiles
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,8 +16,6 @@ from attention_zoo.ops import launching
 from attention_zoo.ops.feature_product import gradient_kernels, output_kernels, state_kernels, tiles, triton
 from attention_zoo.ops.sketch_networks import triton as networks
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
 HEADS, LENGTH = 2, 40
 
 
@@ -25,13 +25,11 @@ def chosen(monkeypatch):
     monkeypatch.setattr(launching, "is_gpu", lambda device: True)
     if not HAS_GPU:
         for table in (tiles, networks):
-            rows = tuple(row._replace(bits=None) for row in table.ROWS if row.bits in (None, 16))
-            monkeypatch.setattr(table, "ROWS", rows)
+            use_tiles(monkeypatch, table, 16)
 
 
 def qkv(length=LENGTH, head_dim=16, dtype=torch.float32, batch=2):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(batch, HEADS, length, head_dim, generator=generator).to(DEVICE, dtype) for _ in range(3)]
+    return [drawn(batch, HEADS, length, head_dim, seed=seed).to(dtype) for seed in range(3)]
 
 
 def make(name, head_dim=16, impl="fused", dtype=torch.float32, **given):
@@ -150,41 +148,37 @@ def test_at_the_minimal_test_length_there_are_blocks(r, given):
 # --- Operators ------------------------------------------------------------------------------------
 
 
-def arguments(case, device=DEVICE, *, length=40, batch=2, heads=HEADS, r=16, h=16, m=16, dtype=torch.float32, block=16):
-    """Of the operator."""
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(columns):
-        x = torch.randn(batch, heads, length, columns, generator=generator) if device != "meta" else None
-        return torch.empty(batch, heads, length, columns, device="meta", dtype=dtype) if x is None else x.to(device)
-
-    squares, causal = case.startswith("squares"), "full" not in case
-    width = r if squares else m
-    local = (drawn(h), drawn(h)) if "local" in case else (None, None)
-    scale = torch.zeros(batch, heads, length, device=device) if "scales" in case else None
-    size = length if "whole" in case else min(block, length)
-    degrees = (2, 2 if "local" in case else 1) if squares else (1, 0)
-    return drawn(width), drawn(width), drawn(h), *local, scale, 1.0, causal, size, *degrees
-
-
-@pytest.mark.parametrize(
-    ("name", "given"), [("performer", {"num_features": 20}), ("polysketch", {"sketch_size": 16, "local": True})]
-)
-def test_compiled_and_twice_in_one_graph(name, given):
+def test_compiled_and_twice_in_one_graph():
     """Behind a checkpoint: test_operations.py."""
-    attention = make(name, causal=True, block_size=16, impl="auto", **given)
-    expected = with_gradients(attention, qkv(20, batch=1))
-    assert attention.executed.impl == "fused"
+    common = {"causal": True, "block_size": 16, "impl": "auto"}
+    both = [make("performer", num_features=20, **common), make("polysketch", sketch_size=16, local=True, **common)]
 
-    def twice(*tensors):
-        return (attention(*tensors) + attention(*tensors)) / 2
+    def added(*tensors):
+        return both[0](*tensors) + both[1](*tensors)
 
-    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")
-    compiled.parameters = attention.parameters
+    compiled = torch.compile(added, fullgraph=True, backend="aot_eager")
+    added.parameters = compiled.parameters = nn.ModuleList(both).parameters
+    expected = with_gradients(added, qkv(20, batch=1))
+    assert [attention.executed.impl for attention in both] == ["fused", "fused"]
     assert_near(with_gradients(compiled, qkv(20, batch=1)), expected, 1e-6)
 
 
 # --- Launches and memory --------------------------------------------------------------------------
+
+
+def inputs(case, *, length, batch, heads, r, block, dtype=torch.float32, m=64):
+    """Of the operator, without memory: nothing there can wait for a device, or look at a number."""
+
+    def empty(columns):
+        return torch.empty(batch, heads, length, columns, device="meta", dtype=dtype)
+
+    squares, is_local = case.startswith("squares"), "local" in case
+    features = [empty(r if squares else m) for _ in range(2)]
+    local = (empty(64), empty(64)) if is_local else (None, None)
+    scale = torch.empty(batch, heads, length, device="meta") if "scales" in case else None
+    degrees = (2, 2 if is_local else 1) if squares else (1, 0)
+    settings = 1.0, "full" not in case, length if "whole" in case else block, *degrees
+    return triton.Inputs(*features, empty(64), *local, scale, *settings)
 
 
 class Recorded:
@@ -227,13 +221,11 @@ def launched(monkeypatch):
     ],
 )
 def test_a_pass_is_a_few_launches(case, m, forward, backward, launched):
-    """On tensors without memory: nothing there can wait for a device, or look at a number."""
     heads = 200 if "many" in case else HEADS
-    given = arguments(case, "meta", m=m, h=64, r=32, heads=heads, length=100_000, block=512)
-    inputs = triton.Inputs(*given)
-    out, *kept = triton.forward(inputs)
+    given = inputs(case, m=m, r=32, batch=2, heads=heads, length=100_000, block=512)
+    out, *kept = triton.forward(given)
     assert len(launched) == forward
-    gradients = triton.backward(torch.empty_like(out), inputs, out, triton.Residuals(*kept))
+    gradients = triton.backward(torch.empty_like(out), given, out, triton.Residuals(*kept))
     assert len(launched) == forward + backward
     assert [x.shape for x in gradients[:3]] == [x.shape for x in given[:3]]
 
@@ -285,17 +277,15 @@ def test_memory(case, r, block, forward, kept, backward, launched):
     """Of 12 heads of 32k rows in bfloat16, in megabytes: the first pass, what it leaves, both beside the output; the
     second pass in all.
     """
-    length, heads, h = 32768, 12, 64
-    given = arguments(case, "meta", length=length, batch=1, heads=heads, r=r, h=h, dtype=torch.bfloat16, block=block)
-    tensors = [x for x in given if isinstance(x, torch.Tensor)]
-    inputs, size = triton.Inputs(*given), heads * length * h * 2
+    given = inputs(case, length=32768, batch=1, heads=12, r=r, dtype=torch.bfloat16, block=block)
+    tensors, size = [x for x in given if isinstance(x, torch.Tensor)], given.value.nbytes
     with Memory(tensors) as memory:
-        out, *left = triton.forward(inputs)
+        out, *left = triton.forward(given)
     extra = memory.peak - size
     assert extra <= min(2 * 4 * size, forward * MEGABYTE)
     assert sum(x.nbytes for x in left) <= kept * MEGABYTE
     d_out = torch.empty_like(out)
     with Memory([*tensors, out, *left, d_out]) as memory:
-        gradients = triton.backward(d_out, inputs, out, triton.Residuals(*left))
+        gradients = triton.backward(d_out, given, out, triton.Residuals(*left))
     assert len(gradients) == 6 and memory.peak <= backward * MEGABYTE
-    assert memory.largest <= heads * length * r**2 * 2 / 8
+    assert memory.largest <= given.left.nbytes * r / 8

@@ -24,7 +24,7 @@ def assert_near(actual, expected, dtype):
 
 
 @every_dtype
-@pytest.mark.parametrize("h", [8, 12, 64, 248, 256])
+@pytest.mark.parametrize("h", [8, 12, 248, 256])
 def test_output_log_sum_exp_and_gradients_are_those_of_float64(h, dtype):
     for queries, keys in ((13, 37), (21, 21)):
         tensors = [x.repeat_interleave(-(-h // 12), -1)[..., :h] for x in qkv(queries, keys, dtype)]

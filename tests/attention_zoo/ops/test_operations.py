@@ -142,6 +142,12 @@ ON_CPU = {
 }
 REGISTERED = BY_TRITON | ({} if HAS_GPU else ON_CPU)
 OPERATIONS = REGISTERED | {"softmax": of_softmax()}
+# Of each operator, with and without what may be left out.
+OPERATORS = [
+    *("causal squares local", "features", "exponential features", "random sketch"),
+    *("random sketch per head of two inputs", "sketch networks per head of two inputs"),
+    *("polynomial", "causal polynomial behind a norm", *(() if HAS_GPU else ["sketch networks on a cpu"])),
+]
 every_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 registered = pytest.mark.parametrize("operation", REGISTERED.values(), ids=REGISTERED)
 
@@ -192,8 +198,9 @@ def test_a_row_of_a_wider_one(operation):
     operation.assert_equals_formula([F.pad(x, (0, 1))[..., :-1] for x in operation.rows(1)])
 
 
-@registered
-def test_compiled_or_behind_a_checkpoint_it_is_the_same(operation):
+@pytest.mark.parametrize("name", OPERATORS)
+def test_compiled_or_behind_a_checkpoint_it_is_the_same(name):
+    operation = OPERATIONS[name]
     tensors = [*operation.rows(20), *operation.parameters]
 
     def again(*tensors):

@@ -37,9 +37,9 @@ def assert_equals(inputs, parameters, *tolerances):
     assert_equals_formula(*both, [*inputs, *parameters], *(tolerances or (1e-5,)))
 
 
-@pytest.mark.parametrize(("bits", "n"), [(16, 70), (32, 40)], indirect=["bits"])
-def test_networks_and_gradients_equal_the_formula(bits, n):
-    assert_equals([x[:, :2] for x in inputs(n, 32, batch=1)], parameters(32, 16))
+@pytest.mark.parametrize("bits", [32], indirect=True)
+def test_tiles_of_32_bits_equal_the_formula(bits):
+    assert_equals([x[:, :2] for x in inputs(20, 32, batch=1)], parameters(32, 16))
 
 
 @pytest.mark.parametrize(("width", "r"), [(32, 64), (64, 16), (64, 32), (128, 32)])
@@ -47,7 +47,7 @@ def test_every_size_equals_the_formula(width, r):
     assert_equals([x[:, :1] for x in inputs(9, width, batch=1)], parameters(width, r))
 
 
-@pytest.mark.parametrize(("groups", "count", "programs"), [(1, 2, 1), (HEADS, 1, 1), (1, 1, 8), (HEADS, 2, 8)])
+@pytest.mark.parametrize(("groups", "count", "programs"), [(HEADS, 1, 1), (1, 2, 8)])
 def test_groups_and_inputs_in_any_number_equal_the_formula(groups, count, programs, monkeypatch):
     """By one program for all rows of a weight, and by several, of several tiles each."""
     monkeypatch.setattr(networks, "PROGRAMS", programs)
@@ -97,23 +97,22 @@ def learned(degree, width, r, groups=1):
     return sketch.to(DEVICE)
 
 
-@pytest.mark.parametrize(("degree", "groups"), [(2, 1), (4, HEADS)])
-def test_the_module_runs_its_levels_by_kernels(degree, groups, monkeypatch):
+def test_the_module_runs_its_levels_by_kernels(monkeypatch):
     monkeypatch.setattr(launching, "on_gpu", lambda x: True)
     launched = []
     launch = networks.launch_networks
     monkeypatch.setattr(networks, "launch_networks", lambda *given: launched.append(given) or launch(*given))
-    sketch = learned(degree, 32, 16, groups)
-    (x,) = (x.requires_grad_() for x in inputs(4, 32, batch=1))
-    out = sketch.forward_fused(x)
-    assert len(launched) == degree - 1
-    exact = learned(degree, 32, 16, groups).double()
-    x_exact = x.detach().double().requires_grad_()
-    expected = exact(x_exact)
-    d_out = torch.randn_like(expected)
-    gradients = torch.autograd.grad(out, [x, *sketch.parameters()], d_out.float())
-    expected_gradients = torch.autograd.grad(expected, [x_exact, *exact.parameters()], d_out)
-    assert_near([out, *gradients], [expected, *expected_gradients], 1e-5 * len(launched))
+    sketch, exact = learned(4, 32, 16, HEADS), learned(4, 32, 16, HEADS).double()
+    (x,) = inputs(4, 32, batch=1)
+
+    def with_gradients(function, x, parameters):
+        given = [x.requires_grad_(), *parameters]
+        out = function(x)
+        return [out, *torch.autograd.grad(out, given, operations.direction(out))]
+
+    actual = with_gradients(sketch.forward_fused, x, sketch.parameters())
+    assert len(launched) == 2 * 3, "both passes of three levels"
+    assert_near(actual, with_gradients(exact, x.detach().double(), exact.parameters()), 3e-5)
 
 
 @pytest.mark.parametrize(("width", "r"), [(48, 16), (32, 24)])

@@ -54,7 +54,7 @@ EXPANSIONS = (
 )
 # By target; None is all.
 WANTED = {
-    80: ("from shared memory", "without registers"),
+    80: ("from shared memory",),
     90: None,
     100: ("from shared memory",),
 }

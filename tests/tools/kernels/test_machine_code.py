@@ -63,7 +63,6 @@ def test_a_hot_loop_is_an_innermost_one_over_products_and_ends_before_the_exit()
     ("target", "call", "problems"),
     [
         (80, "from shared memory", ""),
-        (80, "without registers", "spills registers"),
         (90, "from shared memory", ""),
         (90, "squared", "is serialised"),
         (90, "without registers", "spills registers; is serialised"),
