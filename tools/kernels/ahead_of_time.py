@@ -146,7 +146,6 @@ def _read(call: Call, version: int, target: int, launch: _Launch) -> Compiled:
         shared_bytes=metadata.shared,
         columns=metadata.tmem_size or 0,
         warnings=tuple(line.strip() for line in log.splitlines() if re.search(r"\(C\d+\)", line)),
-        ptx=launch.kernel.asm["ptx"],
         cubin=launch.kernel.asm["cubin"],
     )
 

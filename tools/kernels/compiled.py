@@ -32,7 +32,6 @@ class Compiled:
     shared_bytes: int
     columns: int
     warnings: tuple[str, ...]
-    ptx: str
     cubin: bytes
 
     @property

@@ -80,7 +80,6 @@ ROWS = (
     Entry("intra_chunk_query", Configuration({"BLOCK_T": 32, "BLOCK_N": 32}, 8, 1)),
     Entry("intra_chunk_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, SMALL),
     Entry("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2, 255), NEWER, 16),
-    Entry("intra_chunk_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2), ANY, 16, SMALL),
     Entry("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
     Entry("intra_chunk_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
 )

@@ -26,12 +26,13 @@ def direction(out, seed=9):
     return torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).half().to(out)
 
 
-def with_gradients(function: Function, tensors, upstream=direction):
-    """The outputs, and the gradients of what there is of the tensors."""
+def with_gradients(function: Function, tensors, upstream=direction, *, parameters=()):
+    """The outputs, and the gradients of what there is of the tensors, and of parameters of the function."""
     leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
     out = function(*leaves)
     outputs = [out] if isinstance(out, Tensor) else list(out)
-    gradients = torch.autograd.grad(outputs, [x for x in leaves if x is not None], [upstream(x) for x in outputs])
+    given = [*(x for x in leaves if x is not None), *parameters]
+    gradients = torch.autograd.grad(outputs, given, [upstream(x) for x in outputs])
     return [*(x.detach() for x in outputs), *gradients]
 
 

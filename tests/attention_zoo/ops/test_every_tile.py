@@ -8,6 +8,7 @@ import pkgutil
 import pytest
 import torch
 from closeness import assert_near, of_float32
+from operations import DEVICE, HAS_GPU, drawn, with_gradients
 
 import attention_zoo
 from attention_zoo import ops
@@ -15,7 +16,6 @@ from attention_zoo.ops import launching
 from attention_zoo.ops.random_features import triton as random_features
 
 LENGTH, HEADS, BATCH, DECODED = 1000, 2, 2, 3
-HAS_GPU = torch.cuda.is_available()
 TABLES = {
     module.name: importlib.import_module(module.name).ROWS
     for module in pkgutil.walk_packages(ops.__path__, "attention_zoo.ops.")
@@ -59,13 +59,13 @@ def chosen(monkeypatch):
     monkeypatch.setattr(launching, "is_gpu", lambda device: True)
 
 
-def make(name, head_dim, given, dtype, device):
-    return attention_zoo.create(name, head_dim=head_dim, num_heads=HEADS, **given).to(device, dtype).eval()
+def make(name, head_dim, given, dtype):
+    return attention_zoo.create(name, head_dim=head_dim, num_heads=HEADS, **given).to(DEVICE, dtype).eval()
 
 
 def with_reference(*case):
     """A mechanism by its kernels, and by its reference in float64."""
-    fused = make(*case, "cuda")
+    fused = make(*case)
     exact = copy.deepcopy(fused).double()
     exact.impl = "reference"
     return fused, exact
@@ -75,16 +75,8 @@ def assert_near_float64(actual, expected, dtype):
     assert_near(actual, expected, 2 * of_float32() if dtype == torch.float32 else 2e-2)
 
 
-def tokens(head_dim, dtype, device, length):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(BATCH, HEADS, length, head_dim, generator=generator).to(device, dtype) for _ in range(3)]
-
-
-def with_gradients(attention, tensors):
-    leaves = [x.detach().requires_grad_() for x in tensors]
-    out = attention(*leaves)
-    direction = torch.linspace(-1, 1, out.shape[-1], device=out.device).to(out.dtype).expand_as(out)
-    return [out.detach(), *torch.autograd.grad(out, leaves, direction)]
+def tokens(head_dim, dtype, length):
+    return [drawn(BATCH, HEADS, length, head_dim, seed=seed).to(dtype) for seed in range(3)]
 
 
 def decoded(attention, tensors):
@@ -101,7 +93,7 @@ def decoded(attention, tensors):
 @pytest.mark.parametrize("name, head_dim, given", CASES)
 def test_outputs_and_gradients_are_those_of_float64(name, head_dim, given, dtype):
     fused, exact = with_reference(name, head_dim, given, dtype)
-    tensors = tokens(head_dim, dtype, "cuda", LENGTH)
+    tensors = tokens(head_dim, dtype, LENGTH)
     actual = with_gradients(fused, tensors)
     assert fused.executed.impl == "fused"
     expected = with_gradients(exact, [x.double() for x in tensors])
@@ -114,7 +106,7 @@ def test_outputs_and_gradients_are_those_of_float64(name, head_dim, given, dtype
 @pytest.mark.parametrize("name, head_dim, given", STEPS)
 def test_steps_are_those_of_float64(name, head_dim, given, dtype):
     fused, exact = with_reference(name, head_dim, given, dtype)
-    tensors = tokens(head_dim, dtype, "cuda", DECODED)
+    tensors = tokens(head_dim, dtype, DECODED)
     expected = exact(*(x.double() for x in tensors))
     assert_near_float64(decoded(fused, tensors), expected, dtype)
 
@@ -164,9 +156,9 @@ def test_no_row_is_left_out(arch, dtype, monkeypatch):
     monkeypatch.setattr(launching, "fitting", look)
     monkeypatch.setattr(launching, "architecture", lambda device: arch)
     for name, head_dim, given in (x.values for x in CASES):
-        with_gradients(make(name, head_dim, given, dtype, "cpu"), tokens(head_dim, dtype, "cpu", LENGTH))
+        with_gradients(make(name, head_dim, given, dtype), tokens(head_dim, dtype, LENGTH))
     with torch.no_grad():
         for name, head_dim, given in (x.values for x in STEPS):
-            decoded(make(name, head_dim, given, dtype, "cpu"), tokens(head_dim, dtype, "cpu", DECODED))
+            decoded(make(name, head_dim, given, dtype), tokens(head_dim, dtype, DECODED))
     wanted = set().union(*(reachable(table, arch, dtype.itemsize * 8) for table in TABLES.values()))
     assert not wanted - used

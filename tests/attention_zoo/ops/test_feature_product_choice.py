@@ -2,6 +2,7 @@
 
 import re
 
+import operations
 import pytest
 import torch
 from closeness import assert_near
@@ -39,10 +40,7 @@ def make(name, head_dim=16, impl="fused", dtype=torch.float32, **given):
 
 def with_gradients(attention, tensors, padding=None):
     """The output, and the gradients of inputs and parameters."""
-    leaves = [x.detach().requires_grad_() for x in tensors]
-    out = attention(*leaves, padding)
-    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
-    return [out.detach(), *torch.autograd.grad(out, [*leaves, *attention.parameters()], d_out)]
+    return operations.with_gradients(lambda *x: attention(*x, padding), tensors, parameters=attention.parameters())
 
 
 # --- Mechanisms -----------------------------------------------------------------------------------

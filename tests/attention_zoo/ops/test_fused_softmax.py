@@ -1,5 +1,6 @@
 """`(out, log-sum-exp)` of PyTorch's kernels against all scores in memory, and what is put together from it."""
 
+import operations
 import pytest
 import torch
 from closeness import assert_near, assert_within
@@ -34,13 +35,12 @@ def masks(queries, keys):
 
 
 def with_gradients(function, tensors):
-    """Output, log-sum-exp and the gradients of both."""
-    leaves = [x.clone().requires_grad_() for x in tensors]
-    out, lse = function(*leaves)[:2]
-    generator = torch.Generator().manual_seed(5)
-    d_out, d_lse = (torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in (out, lse))
-    total = (out * d_out).sum() + (lse.masked_fill(is_blind(lse), 0) * d_lse).sum()
-    return out, lse, *torch.autograd.grad(total, leaves)
+    """Output, log-sum-exp and the gradients of both, but for that of rows that see nothing."""
+
+    def upstream(x):
+        return operations.direction(x).masked_fill(is_blind(x), 0)
+
+    return operations.with_gradients(lambda *given: function(*given)[:2], tensors, upstream)
 
 
 def assert_equal(actual, expected, atol=1e-12):

@@ -104,15 +104,9 @@ def test_the_module_runs_its_levels_by_kernels(monkeypatch):
     monkeypatch.setattr(networks, "launch_networks", lambda *given: launched.append(given) or launch(*given))
     sketch, exact = learned(4, 32, 16, HEADS), learned(4, 32, 16, HEADS).double()
     (x,) = inputs(4, 32, batch=1)
-
-    def with_gradients(function, x, parameters):
-        given = [x.requires_grad_(), *parameters]
-        out = function(x)
-        return [out, *torch.autograd.grad(out, given, operations.direction(out))]
-
-    actual = with_gradients(sketch.forward_fused, x, sketch.parameters())
+    actual = operations.with_gradients(sketch.forward_fused, [x], parameters=sketch.parameters())
     assert len(launched) == 2 * 3, "both passes of three levels"
-    assert_near(actual, with_gradients(exact, x.detach().double(), exact.parameters()), 3e-5)
+    assert_near(actual, operations.with_gradients(exact, [x.double()], parameters=exact.parameters()), 3e-5)
 
 
 @pytest.mark.parametrize(("width", "r"), [(48, 16), (32, 24)])

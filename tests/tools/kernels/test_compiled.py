@@ -12,7 +12,7 @@ from tools.kernels.compiled import Compiled
 
 def compiled(target=90, warps=4, registers=32, shared=0, columns=0, **other):
     given = {"call": None, "function": "kernel", "version": 1, "configuration": Configuration({}, warps, 1)}
-    given |= {"spill_bytes": 0, "warnings": (), "ptx": "", "cubin": b""} | other
+    given |= {"spill_bytes": 0, "warnings": (), "cubin": b""} | other
     return Compiled(target=target, warps=warps, registers=registers, shared_bytes=shared, columns=columns, **given)
 
 

@@ -42,7 +42,7 @@ def test_a_launch_of_each_operation_and_one_that_a_driver_refuses(stub):
     )
     ran, calls, said = launched(
         stub,
-        "forward r32 h64 8x2048|forward p4 h32|decoding linear h32|networks forward r16|sketch forward r64 h128|"
+        "forward r32 h64 8x2048|forward p4 h32|decoding linear h32|networks forward r16|sketch forward r32 h32$|"
         "exponential features forward m256 h32",
         wrong,
     )
