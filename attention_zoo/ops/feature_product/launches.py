@@ -115,10 +115,8 @@ def segments_of(x: Tensor, chunks: Chunks, *, rows: int, r: int, h: int) -> Chun
     `rows` is batch * heads.
     """
     tiles = _tiles(x, r=r, h=h, scan=True)
-    programs, at_once = (
-        rows * packed_products(r) // (16 * tiles.tiles["BLOCK_I"]),
-        programs_at_once(x.device, tiles.num_warps),
-    )
+    programs = rows * packed_products(r) // (16 * tiles.tiles["BLOCK_I"])
+    at_once = programs_at_once(x.device, tiles.num_warps)
     is_whole = chunks.size % tiles.tiles["BLOCK_T"] == 0
     steps = steps_of_a_part(programs, chunks.count, at_once) if is_whole else chunks.count
     return Chunks(steps * chunks.size, -(-chunks.count // steps))

@@ -108,11 +108,7 @@ class _Layers:
     def __init__(self, into: Tensor, bias: Tensor, onto: Tensor, memory: _Memory) -> None:
         self.into, self.bias, self.onto, self._memory = into, bias, onto, memory
         self.steep, self.steep_bias = into * SLOPE, bias * SLOPE
-        self.d_into, self.d_bias, self.d_onto = (
-            torch.zeros_like(into.mT),
-            torch.zeros_like(bias),
-            torch.zeros_like(onto),
-        )
+        self.d_into, self.d_bias, self.d_onto = map(torch.zeros_like, (into.mT, bias, onto))
 
     def forward(self, hats: Tensor) -> Tensor:
         """`(rows, r)` of normalised rows `(rows, in)`."""

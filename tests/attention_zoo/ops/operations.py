@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from closeness import assert_near, of_float32, with_rounding
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_zoo.ops.fused_softmax import HIDDEN, is_blind
 
@@ -65,6 +66,18 @@ def assert_equals_formula(
     gradients = slice(outputs.stop, None)
     for some, allowed in ((outputs, tolerance), (gradients, gradient_tolerance or tolerance)):
         assert_near(actual[some], expected[some], allowed, besides=besides and besides[some])
+
+
+class Called(TorchDispatchMode):
+    """The operators that are called inside, and their arguments."""
+
+    def __enter__(self):
+        self.calls = []
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls.append((function, args))
+        return function(*args, **(kwargs or {}))
 
 
 def use_tiles(monkeypatch, module, bits):

@@ -51,19 +51,15 @@ def test_bfloat16_is_that_of_float32_rounded():
     torch.testing.assert_close(made, by_cpu(x.float(), *given).bfloat16(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("onednn", ["here", "not built in", "without the private operator"])
-def test_float32_is_the_formula_in_double_precision_with_gradients(onednn, monkeypatch):
+@pytest.mark.parametrize("onednn", ["not built in", "without the private operator"])
+def test_without_onednn_it_is_the_formula(onednn, monkeypatch):
+    """With it: test_operations.py."""
     assert networks.ONEDNN is not None  # a PyTorch that has it no more is slower, and right
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn != "not built in")
     if onednn == "without the private operator":
         monkeypatch.setattr(networks, "ONEDNN", None)
-    exact = [x.requires_grad_() for x in (operations.drawn(2, HEADS, 64, 16).cpu().double(), *parameters(16, 16, 1))]
-    given = [x.detach().float().requires_grad_() for x in exact]
-    expected, made = by_formula(*exact), by_cpu(*given)
-    torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-5)
-    gradients = (torch.autograd.grad(out.square().sum(), x) for out, x in ((made, given), (expected, exact)))
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+    given = [operations.drawn(2, HEADS, 64, 16).cpu(), *(p.float() for p in parameters(16, 16, 1))]
+    operations.assert_equals_formula(by_cpu, by_formula, given, 1e-5)
 
 
 def test_what_a_backward_pass_reads_is_made_for_one_only(monkeypatch):

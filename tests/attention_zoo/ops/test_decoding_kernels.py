@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from closeness import assert_within
+from operations import HAS_GPU, Called
 from small import moved
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention_zoo
 from attention_zoo import UnsupportedError
@@ -15,7 +15,6 @@ from attention_zoo.ops.decoding.states import FeatureSums
 
 steps = pytest.importorskip("attention_zoo.ops.decoding.triton", exc_type=ImportError)
 
-HAS_GPU = torch.cuda.is_available()
 HEADS, BATCH, LENGTH, PROMPT = 2, 2, 9, 6
 
 
@@ -178,34 +177,16 @@ def test_tokens_of_16_bits_are_summed_in_32(name, given, device):
 # --- One launch -------------------------------------------------------------------------------------
 
 
-class Operations(TorchDispatchMode):
-    """The names of all operations that are not views."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if not func.is_view:
-            self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-def launches(monkeypatch, attention, inputs, state):
-    """The kernels of a step, which are not run, and the operations beside them."""
-    seen = []
-    monkeypatch.setattr(steps, "_launch", lambda kernel, *_, **__: seen.append(kernel.__name__))
-    monkeypatch.setattr(steps, "_like", lambda x: x)
-    with Operations() as operations, torch.no_grad():
-        attention.step(*inputs, state)
-    return seen, operations.names
-
-
 @every_kernel
 def test_a_step_is_one_launch_and_nothing_else_where_it_makes_the_features(name, given, device, monkeypatch):
     attention, *_ = make(name, given, device)
-    inputs = tokens(given["head_dim"], device, length=1)
-    seen, others = launches(monkeypatch, attention, inputs, attention.init_state(BATCH, device=device))
+    inputs, state = tokens(given["head_dim"], device, length=1), attention.init_state(BATCH, device=device)
+    seen = []
+    monkeypatch.setattr(steps, "_launch", lambda kernel, *_, **__: seen.append(kernel))
+    monkeypatch.setattr(steps, "_like", lambda x: x)
+    with Called() as called, torch.no_grad():
+        attention.step(*inputs, state)
+    others = [function.overloadpacket.__name__ for function, _ in called.calls if not function.is_view]
     assert len(seen) == 1 and not {"bmm", "baddbmm_", "addcmul_", "index_select"} & set(others)
     assert others == [] or given in (GIVEN.values[1], LOCAL.values[1])
 

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from closeness import assert_near
 from operations import DEVICE, HAS_GPU, assert_equals_formula, direction, drawn, use_tiles, with_gradients
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
@@ -223,22 +222,13 @@ def test_autocast_is_what_casting_is(operation):
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-class Called(TorchDispatchMode):
-    """The calls of operators."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "attention_zoo":
-            self.calls.append((function, args))
-        return function(*args, **(kwargs or {}))
-
-
 @registered
 def test_operators_are_what_they_are_registered_as(operation):
     tensors = [*operation.rows(20), *operation.parameters]
-    with Called() as called:
-        called.calls = []
+    with operations.Called() as called:
         with_gradients(operation.kernels, tensors)
-    (forward, args), (backward, backward_args) = called.calls
+    own = [(function, args) for function, args in called.calls if function.namespace == "attention_zoo"]
+    (forward, args), (backward, backward_args) = own
 
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     args = tree_map_only(torch.Tensor, lambda x: x.detach().requires_grad_(), args)
