@@ -181,7 +181,7 @@ def layouts(x):
     [
         pytest.param(first, operation, id=f"{first}-{name}")
         for name, operation in OPERATIONS.items()
-        for first in range(0, 4, 2 if operation.inputs > 2 else 1)
+        for first in range(0, 4, min(operation.inputs, 2))
     ],
 )
 def test_any_strides(first, operation):
