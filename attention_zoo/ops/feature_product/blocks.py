@@ -103,6 +103,9 @@ class Settings(NamedTuple):
 
     function: Function
     closed_form: ClosedForm | None
+    num_features: int
+    dtype: torch.dtype
+    """Of the sums over features."""
     heads: int
     degree: int
     bias: float
@@ -111,10 +114,6 @@ class Settings(NamedTuple):
     block_size: int
     chunk_size: int
     local_degree: int
-
-    def maps(self, x: Tensor) -> Plain | Squares:
-        """The feature map for vectors like x."""
-        return Squares(x.shape[-1]) if self.degree == 2 else Plain(x.shape[-1])
 
     def chunks(self, x: Tensor) -> list[slice]:
         """The chunks of x `(heads, n, ...)`, each of a few blocks, whose features are computed together."""
@@ -210,19 +209,19 @@ class Sums:
 
     Args:
         settings: which feature map it is.
-        x: vectors like those to be added, `(heads, rows, r)`.
         inputs: the sequence that is summed over.
         total: a sum to start from, with its `norm`; None starts from zero.
         norm: the sum for the denominators.
     """
 
     def __init__(
-        self, settings: Settings, x: Tensor, inputs: Inputs, total: Tensor | None = None, norm: Tensor | None = None
+        self, settings: Settings, inputs: Inputs, total: Tensor | None = None, norm: Tensor | None = None
     ) -> None:
-        self.maps, value = settings.maps(x), inputs.value
-        sizes = len(value), self.maps.width, value.shape[2]
+        self.maps: Plain | Squares = (Squares if settings.degree == 2 else Plain)(settings.num_features)
+        value, heads = inputs.value, len(inputs.value)
+        sizes = heads, self.maps.width, value.shape[2]
         self.total = value.new_zeros(sizes, dtype=at_least_float32(value)) if total is None else total
-        self.norm = self.maps.new_norm(x) if norm is None else norm
+        self.norm = value.new_zeros(heads, *self.maps.norm_size, dtype=settings.dtype) if norm is None else norm
 
     def add(self, x: Tensor, beside: Tensor, *, doubled: bool, weights: Tensor | None = None) -> None:
         """Add rows; `weights` `(heads, rows, 1)` are those in the denominators."""

@@ -86,7 +86,7 @@ def normalised_block_product(
     )
     chunk_size = form.block_size * max(1, CHUNK // (form.block_size * heads * one.shape[-1]))
     settings = Settings(
-        *(features.function, features.closed_form, heads, degree, bias, causal),
+        *(features.function, features.closed_form, one.shape[-1], at_least_float32(one), heads, degree, bias, causal),
         *(form.quadratic, form.block_size, chunk_size, local_degree),
     )
     columns = key.shape[2] if form.quadratic else form.width
@@ -168,41 +168,36 @@ class _Product:
 
     def causal(self) -> None:
         """Every query sees the keys up to its own position."""
-        sums, scales = None, None
+        sums, scales = Sums(self.settings, self.inputs), None
         for rows in self.settings.chunks(self.inputs.query):
             queries, keys = (Chunk(self.settings, self.inputs, rows, keys=which) for which in (False, True))
             for left, right in zip(queries.blocks(), keys.blocks(), strict=True):
                 scales = next_scales(right.log_scale, scales)
-                sums = self._add_causal(left, right, scales, sums)
+                self._add_causal(left, right, scales, sums)
 
     def _sums_of_keys(self) -> tuple[Sums, Tensor | None]:
-        sums, largest = None, None
+        sums, largest = Sums(self.settings, self.inputs), None
         for rows in self.settings.chunks(self.inputs.key):
             for block in Chunk(self.settings, self.inputs, rows, keys=True).blocks():
-                sums = Sums(self.settings, block.features, self.inputs) if sums is None else sums
                 if block.log_scale is not None:
                     before = block.log_scale[:, :1] if largest is None else largest
                     largest = torch.maximum(before, block.log_scale.amax(-1, keepdim=True))
                     sums.decay((before - largest).exp_()[..., None])
                 scale = relative(block.log_scale, largest)
                 sums.add(block.features, scaled(self.inputs.value[:, block.rows], scale), doubled=True, weights=scale)
-        assert sums is not None
         return sums, largest
 
-    def _add_causal(self, left: Block, right: Block, scales: BlockScales | None, sums: Sums | None) -> Sums:
+    def _add_causal(self, left: Block, right: Block, scales: BlockScales | None, sums: Sums) -> None:
         """Let a block of queries see its own keys and the sums, then add its keys to the sums."""
         rows, values = right.rows, self.inputs.value[:, right.rows]
         summed, total = self._weigh(left, right, scales and scales.intra_block)
-        if sums is None:
-            sums = Sums(self.settings, right.features, self.inputs)
-        else:
+        if rows.start:
             scale = scales and scales.query
             summed += scaled(sums.read(left.features, doubled=False), scale)
             total = total + scaled(sums.read_norm(left.features), scale)
         self._divide(rows, summed, total)
         if rows.stop < self.inputs.query.shape[1]:
             sums.advance(right.features, values, scales)
-        return sums
 
     def _weigh(self, left: Block, right: Block, scales: Tensor | None, *, is_own: bool = True) -> tuple[Tensor, Tensor]:
         """The weighted values of the queries' own block, or of the keys before it, and the sums of the weights."""
@@ -260,22 +255,19 @@ class Gradients:
 
     def of_causal(self) -> None:
         """Every query sees the keys up to its own position."""
-        residuals, of_queries = self._of_causal_queries(), None
+        residuals, of_queries = self._of_causal_queries(), Sums(self.settings, self.inputs)
         for rows in reversed(self.settings.chunks(self.inputs.key)):
             queries = Chunk(self.settings, self.inputs, rows, keys=False)
             chunk = Chunk(self.settings, self.inputs, rows, keys=True, with_pull=True)
             for left, right in zip(reversed(queries.blocks()), reversed(chunk.blocks()), strict=True):
-                of_queries = self._causal_keys(left, right, *residuals.pop(), of_queries)
+                self._causal_keys(left, right, *residuals.pop(), of_queries)
             self._pull(chunk, self.key)
 
-    def _of_full_queries(self, total: Tensor | None, norm: Tensor | None) -> Sums | None:
-        of_keys, of_queries = None, None
+    def _of_full_queries(self, total: Tensor | None, norm: Tensor | None) -> Sums:
+        of_keys, of_queries = Sums(self.settings, self.inputs, total, norm), Sums(self.settings, self.inputs)
         for rows in self.settings.chunks(self.inputs.query):
             chunk = Chunk(self.settings, self.inputs, rows, keys=False, with_pull=True)
             for block in chunk.blocks():
-                if of_keys is None or of_queries is None:
-                    of_keys = Sums(self.settings, block.features, self.inputs, total, norm)
-                    of_queries = Sums(self.settings, block.features, self.inputs)
                 self._from_keys(of_keys, block, None)
                 grad, weights = self._upstream(block, None)
                 of_queries.add(block.features, grad, doubled=False, weights=weights)
@@ -284,7 +276,7 @@ class Gradients:
 
     def _of_causal_queries(self) -> list[tuple[BlockScales | None, Tensor]]:
         """Each block's scales, and the gradient of its keys' features from the weights inside it."""
-        sums, scales = None, None
+        sums, scales = Sums(self.settings, self.inputs), None
         residuals: list[tuple[BlockScales | None, Tensor]] = []
         for rows in self.settings.chunks(self.inputs.query):
             chunk = Chunk(self.settings, self.inputs, rows, keys=False, with_pull=True)
@@ -294,35 +286,31 @@ class Gradients:
                 to_right = torch.zeros_like(right.features)
                 to_left = self._weigh(left, right, scales and scales.intra_block, to_right)
                 residuals.append((scales and scales._replace(intra_block=None), to_right))
-                if sums is None:
-                    sums = Sums(self.settings, right.features, self.inputs)
-                    left.grad.copy_(to_left)
-                else:
+                if left.rows.start:
                     self._from_keys(sums, left, scales and scales.query)
                     left.grad.add_(to_left)
+                else:
+                    left.grad.copy_(to_left)
                 if left.rows.stop < self.inputs.query.shape[1]:
                     sums.advance(right.features, self.inputs.value[:, left.rows], scales)
             self._pull(chunk, self.query)
         return residuals
 
     def _causal_keys(
-        self, left: Block, right: Block, scales: BlockScales | None, to_keys: Tensor, of_queries: Sums | None
-    ) -> Sums | None:
+        self, left: Block, right: Block, scales: BlockScales | None, to_keys: Tensor, of_queries: Sums
+    ) -> None:
         """The gradients of a block of keys from later queries; adds its own queries to the sums for earlier keys."""
         rows = left.rows
-        if of_queries is None:
+        if rows.stop == self.inputs.key.shape[1]:
             right.grad.copy_(to_keys)
         else:
             self.value[:, rows] += self._from_queries(of_queries, right, scales and scales.key)
             right.grad.add_(to_keys)
             if scales is not None:
                 of_queries.decay(scales.decay)
-        if not rows.start:
-            return None
-        of_queries = Sums(self.settings, left.features, self.inputs) if of_queries is None else of_queries
-        grad, weights = self._upstream(left, scales and scales.query)
-        of_queries.add(left.features, grad, doubled=False, weights=weights)
-        return of_queries
+        if rows.start:
+            grad, weights = self._upstream(left, scales and scales.query)
+            of_queries.add(left.features, grad, doubled=False, weights=weights)
 
     def _weigh(
         self, left: Block, right: Block, scales: Tensor | None, to_keys: Tensor, *, is_own: bool = True
@@ -356,9 +344,8 @@ class Gradients:
         """The gradients of what a block of queries reads from the sums: of the values, and of the denominators."""
         return scaled(self.grad[:, left.rows], scale), scaled(self.d_total[:, left.rows], scale)
 
-    def _from_queries(self, of_queries: Sums | None, right: Block, scale: Tensor | None) -> Tensor:
+    def _from_queries(self, of_queries: Sums, right: Block, scale: Tensor | None) -> Tensor:
         """Write the gradient of a key block's features, from the sums over queries, and return that of its values."""
-        assert of_queries is not None
         values = scaled(self.inputs.value[:, right.rows], scale)
         of_queries.pull(right.grad, right.features, values, doubled=True, weights=scale)
         return scaled(of_queries.read(right.features, doubled=True), scale)

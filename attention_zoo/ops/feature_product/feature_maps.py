@@ -13,6 +13,7 @@ class Plain:
 
     def __init__(self, r: int) -> None:
         self.width = r
+        self.norm_size = r, 1
 
     def expand(self, x: Tensor, *, doubled: bool) -> Tensor:
         """The features `(heads, width, rows)` of `x` `(heads, rows, r)`."""
@@ -21,10 +22,6 @@ class Plain:
     def pull_back(self, out: Tensor, x: Tensor, total: Tensor, grad: Tensor, *, doubled: bool) -> None:
         """Write the gradient of x from `sum_i <grad_i, features(x_i)^T total>`, `total` `(heads, width, h)`."""
         out.baddbmm_(grad, total.mT, beta=0)
-
-    def new_norm(self, x: Tensor) -> Tensor:
-        """The state of the denominators: zeros."""
-        return x.new_zeros(len(x), self.width, 1, dtype=at_least_float32(x))
 
     def add_norm(self, norm: Tensor, x: Tensor, weights: Tensor | None = None) -> None:
         """Add the rows of x, each with its weight `(heads, rows, 1)`."""
@@ -53,6 +50,7 @@ class Squares:
         for group in self.groups:
             self.starts.append(self.starts[-1] + (group.stop - group.start) * (r - group.start))
         self.width = self.starts[-1]
+        self.norm_size = r, r
         self._buffer: Tensor | None = None
 
     def _blocks(self, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -83,10 +81,6 @@ class Squares:
             pulled[:, group] += (block * x[:, None, group.start :]).sum(2)
             pulled[:, group.start :] += (block * x[:, group, None]).sum(1)
         out.copy_(pulled.mT)
-
-    def new_norm(self, x: Tensor) -> Tensor:
-        """The state of the denominators: zeros."""
-        return x.new_zeros(len(x), x.shape[2], x.shape[2], dtype=at_least_float32(x))
 
     def add_norm(self, norm: Tensor, x: Tensor, weights: Tensor | None = None) -> None:
         """Add the rows of x, each with its weight `(heads, rows, 1)`."""
