@@ -104,8 +104,8 @@ class Settings(NamedTuple):
     function: Function
     closed_form: ClosedForm | None
     num_features: int
-    dtype: torch.dtype
-    """Of the sums over features."""
+    norm_dtype: torch.dtype
+    """Of the sums for the denominators."""
     heads: int
     degree: int
     bias: float
@@ -221,7 +221,7 @@ class Sums:
         value, heads = inputs.value, len(inputs.value)
         sizes = heads, self.maps.width, value.shape[2]
         self.total = value.new_zeros(sizes, dtype=at_least_float32(value)) if total is None else total
-        self.norm = value.new_zeros(heads, *self.maps.norm_size, dtype=settings.dtype) if norm is None else norm
+        self.norm = value.new_zeros(heads, *self.maps.norm_size, dtype=settings.norm_dtype) if norm is None else norm
 
     def add(self, x: Tensor, beside: Tensor, *, doubled: bool, weights: Tensor | None = None) -> None:
         """Add rows; `weights` `(heads, rows, 1)` are those in the denominators."""

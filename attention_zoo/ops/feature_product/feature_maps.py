@@ -13,7 +13,7 @@ class Plain:
 
     def __init__(self, r: int) -> None:
         self.width = r
-        self.norm_size = r, 1
+        self.norm_size = r, 1  # of the sums for the denominators
 
     def expand(self, x: Tensor, *, doubled: bool) -> Tensor:
         """The features `(heads, width, rows)` of `x` `(heads, rows, r)`."""
@@ -50,7 +50,7 @@ class Squares:
         for group in self.groups:
             self.starts.append(self.starts[-1] + (group.stop - group.start) * (r - group.start))
         self.width = self.starts[-1]
-        self.norm_size = r, r
+        self.norm_size = r, r  # of the sums for the denominators
         self._buffer: Tensor | None = None
 
     def _blocks(self, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
