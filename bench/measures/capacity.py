@@ -16,6 +16,7 @@ from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, num_features
 from bench.measures.decode import LastSteps
+from bench.measures.memory import largest_fitting
 from bench.measures.progress import Point
 from bench.measures.reference import require_finite
 from bench.records.metrics import Metric, fraction, mean
@@ -24,7 +25,6 @@ KINDS = ("gaussian", "orthonormal")
 CHECKED = 256  # tokens of the inputs for the check; its steps are the last STEPS
 STEPS = 8
 FORKED_BYTES = 2**24  # of copied states at once; a CPU allocates larger tensors anew at every step
-FINEST = 64  # the search is exact to one pair, or to this fraction (1/FINEST) of the pairs
 
 
 @register
@@ -51,8 +51,8 @@ class Capacity(Benchmark):
         """Recall by the number of pairs, doubled until all draws fail, then the capacity of each draw.
 
         The capacity is found by bisection between the last doubling that succeeds and the first that fails: exact below
-        `FINEST` pairs, else to 1/`FINEST`. With more pairs, a draw keeps its earlier ones. Inputs are used only to
-        check the decoding steps; a trained model as inputs gives the mechanism its weights.
+        64 pairs, else to 1/64. With more pairs, a draw keeps its earlier ones. Inputs are used only to check the
+        decoding steps; a trained model as inputs gives the mechanism its weights.
 
         Returns:
             `right`: for each number of pairs, the share of correct answers of each draw. For each draw, per head:
@@ -150,16 +150,7 @@ class Draw:
 
     def capacity(self, share: float, most: int) -> int:
         """The largest number of pairs with at least this share right, up to the first doubling that fails."""
-        low, high = 0, most + 1
-        for count in doubled(most):
-            if self.right(count) < share:
-                high = count
-                break
-            low = count
-        while high - low > 1 + low // FINEST and low < most:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.right(middle) >= share else (low, middle)
-        return low
+        return largest_fitting(lambda count: self.right(count) >= share, 1, most, exact=64)
 
     def state_bytes(self, count: int) -> float:
         """Bytes of one head's state with `count` pairs."""
