@@ -192,27 +192,21 @@ class Runs:
             self.client.log_batch(run_id, metrics[start : start + MAX_METRICS], () if start else entered)
 
 
-def _read(record: Record) -> tuple[dict[str, float], str | None, str | None]:
-    """A record's numbers, its line in the table, and the reason if it has none."""
+def _read(record: Record) -> tuple[dict[str, float], dict[str, str | None]]:
+    """A record's numbers; as tags its line in the table, the metrics' units, and the reason if it has no numbers."""
     try:
-        result = headline(record) if record.status == "ok" else record.reason
-        return summarise(record), result, record.reason
-    except RecordError as error:
-        return {}, None, one_line(error)
-
-
-def _units(record: Record) -> str:
-    """The unit of each metric that has one."""
-    with suppress(RecordError):
         units = {one.metric: one.shown[0] if one.shown else one.unit for one in quantities(record)}
-        return ", ".join(f"{metric} in {unit}" for metric, unit in units.items() if unit not in ("", "1"))
-    return ""
+        words = ", ".join(f"{metric} in {unit}" for metric, unit in units.items() if unit not in ("", "1"))
+        result = headline(record) if record.status == "ok" else record.reason
+        return summarise(record), {"result": result, "reason": record.reason, "units": words or None}
+    except RecordError as error:
+        return {}, {"reason": one_line(error)}
 
 
 def _cell(record: Record, name: str, more: Mapping[str, str]) -> Draft:
     """The run of a record."""
-    numbers, result, reason = _read(record)
-    tags = {**_cell_tags(record, result, reason), **more, "kind": "cell", "format": FORMAT}
+    numbers, told = _read(record)
+    tags = {**_cell_tags(record, told), **more, "kind": "cell", "format": FORMAT}
     ended = milliseconds(record.ended)
     points = {key(name): Metric(key(name), value, ended, step(record)) for name, value in numbers.items()}
     curves = {(metric.key, metric.step): metric for metric in (_curves(record) if numbers else ())}
@@ -266,10 +260,11 @@ def _curves(record: Record) -> Iterator[Metric]:
             yield from (Metric(f"curve/{plain_name(name)}", point.value, ended, point.step) for point in points)
 
 
-def _cell_tags(record: Record, result: str | None, reason: str | None) -> dict[str, str]:
-    tags = {key: getattr(record, key) for key in ("sweep_id", "cell_id", "record_id", "attempt", "status")} | {
-        "reason": reason,
-        "result": result,
+def _cell_tags(record: Record, told: Mapping[str, str | None]) -> dict[str, str]:
+    own = {key: getattr(record, key) for key in ("sweep_id", "cell_id", "record_id", "attempt", "status")}
+    tags = {
+        **own,
+        **told,
         "disturbed": "; ".join(record.disturbed) or None,
         "attention": record.config["label"],
         "bench": record.config["bench"]["name"],
@@ -278,6 +273,5 @@ def _cell_tags(record: Record, result: str | None, reason: str | None) -> dict[s
         "cpu_model": record.cpu,
         "torch": record.machine.get("torch"),
         "mlflow.runColor": colour(record.config["attention"]["name"]),
-        "units": _units(record) or None,
     }
     return {key: text(value) for key, value in tags.items() if value is not None} | _source(record)
