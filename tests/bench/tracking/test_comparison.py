@@ -97,10 +97,10 @@ def test_of_several_sweeps_the_newest_counts_and_of_seeds_the_mean_without_an_in
 def test_baselines_are_first_however_many_lines_there_are_and_every_mechanism_has_one_of_the_first(rng):
     """MLflow's page loads a hundred runs."""
     labels = [*FOUR, "skeinformer", "informer", "v_mean", "polynomial_p4"]
-    records = [synthetic.latency(label, 512, rng, num_heads=heads) for label in labels for heads in range(1, 21)]
+    records = [synthetic.latency(label, 512, rng, num_heads=heads) for label in labels for heads in range(1, 14)]
     random.Random(0).shuffle(records)
     ranked = lines(entries(records))
-    assert len(ranked) == len(labels) * 20
+    assert len(ranked) == len(labels) * 13 > 100
     assert {line.label for line in ranked[:20]} == {"softmax", "flash"}
     assert {line.label for line in ranked[:100]} == set(labels)
 

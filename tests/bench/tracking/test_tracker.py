@@ -58,7 +58,7 @@ def server(answer):
     "answer", [None, b"", ERROR_500, b"nonsense\r\n\r\n"], ids=["gone", "silent", "500", "nonsense"]
 )
 def test_a_server_that_is_no_good_is_given_up_once(answer, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(PATIENCE, "MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+    monkeypatch.setitem(PATIENCE, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     records = list(everything())[:6]
     with server(answer) as (address, came):
         mirror = tracker(tmp_path, "http://127.0.0.1:1" if answer is None else address)
@@ -66,8 +66,8 @@ def test_a_server_that_is_no_good_is_given_up_once(answer, tmp_path, monkeypatch
         began = time.monotonic()
         for some in ([], *([record] for record in records[:4])):
             mirror.sync(some)
-        # The silent one is given up after two requests of 2 s.
-        assert time.monotonic() - began < 2, "the cells wait for nobody"
+        # The silent one is given up after two requests of 1 s.
+        assert time.monotonic() - began < 1.5, "the cells wait for nobody"
         mirror.finish("sweep", records[:4], [])
         assert time.monotonic() - began < 30
         contacts = len(came)
@@ -95,12 +95,12 @@ def test_what_does_not_get_on_is_left_to_the_next_sweep(tmp_path, monkeypatch, c
 
 
 def test_a_slow_server_is_waited_for_as_long_as_it_answers(tmp_path, monkeypatch, capsys):
-    for name, seconds in {"FINISH_S": 1.0, "SILENT_S": 0.1, "LOCAL_WINDOW_S": 0.1}.items():
+    for name, seconds in {"FINISH_S": 0.4, "SILENT_S": 0.1, "LOCAL_WINDOW_S": 0.1}.items():
         monkeypatch.setattr(tracker_module, name, seconds)
 
     def slow(self):
         for _ in range(5):
-            time.sleep(0.4)
+            time.sleep(0.25)
             self.answered = time.monotonic()
         done.append(True)
 
@@ -121,8 +121,8 @@ def test_an_answer_of_the_store_is_noted(mirror):
 
 def test_a_local_store_has_a_record_before_the_next_cell_and_the_rest_in_the_end(tmp_path, monkeypatch):
     done = []
-    monkeypatch.setattr(Mirror, "create", lambda self: time.sleep(0.3))
-    monkeypatch.setattr(Mirror, "sync", lambda self, records: (time.sleep(0.3), done.append(len(records))))
+    monkeypatch.setattr(Mirror, "create", lambda self: time.sleep(0.1))
+    monkeypatch.setattr(Mirror, "sync", lambda self, records: (time.sleep(0.1), done.append(len(records))))
     mirror, records = tracker(tmp_path, None), list(everything())
     mirror.sync(records[:5])
     assert done == [], "what the cells have already is told when nothing is measured any more"
