@@ -7,12 +7,11 @@ import sys
 
 import pytest
 import torch
-from cells import NoCheck, config, said
+from cells import SleepingBench, config, said
 from fake_gpu import CUDA, ENERGY, SAID, FakeGpu, FakeNvml
 
 from bench import measures
 from bench.execution.child import measure_cell
-from bench.measures.context import CellContext
 from bench.measures.device_state import LEAST_S, LONGEST_S, DeviceState, energy, others, reasons
 from bench.measures.rounds import Replay, compared, in_three_ways, time_in_rounds
 from bench.measures.timing import FIRST_HEAD_START_NS, HEAD_START, LONGEST_HEAD_START_NS, Pass, Stopwatch
@@ -146,14 +145,11 @@ def test_what_cannot_be_replayed_says_why(gpu):
     assert in_three_ways(torch.device("cpu"), waiting, 5, 0.0) == {"replay_ns": None, "launch_bound": None}
 
 
-class GpuBench(CellContext):
+def on_the_gpu(gpu, config):
     """A cell on the fake GPU; its tensors are not there."""
-
-    def __init__(self, gpu, *args):
-        super().__init__(*args)
-        self.attention = lambda **changes: Kernels(gpu, 20, 10 * US, 100 * US)
-        self.inputs = lambda: (torch.zeros(2, 2, 64, 8),) * 3
-        self.correctness_check = lambda inputs: NoCheck()
+    context = SleepingBench(config, Kernels(gpu, 20, 10 * US, 100 * US))
+    context.inputs = lambda: (torch.zeros(2, 2, 64, 8),) * 3
+    return context
 
 
 def cell(**changes):
@@ -163,7 +159,7 @@ def cell(**changes):
 
 def test_a_comparison_says_what_was_queued(gpu):
     passes = {label: one_pass(Kernels(gpu, kernels, 10 * US, 2 * US)) for label, kernels in (("a", 1), ("b", 9))}
-    found = compared(time_in_rounds(GpuBench(gpu, cell(), None), {}, passes, 0.0))
+    found = compared(time_in_rounds(on_the_gpu(gpu, cell()), {}, passes, 0.0))
     assert found["queued"] == {"a": 1, "b": 1}
     assert found["head_start_ns"] == pytest.approx({"a": FIRST_HEAD_START_NS, "b": HEAD_START * 90 * US})
     assert found["samples"]["b"] == pytest.approx([18 * US] * 5)
@@ -171,7 +167,7 @@ def test_a_comparison_says_what_was_queued(gpu):
 
 def test_a_record_has_three_times_the_energy_and_the_state_before_and_after(gpu, monkeypatch, tmp_path):
     FakeNvml(gpu, monkeypatch)
-    monkeypatch.setattr("bench.execution.child.CellContext", lambda *args: GpuBench(gpu, *args))
+    monkeypatch.setattr("bench.execution.child.CellContext", lambda config, *_: on_the_gpu(gpu, config))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "fake")
     result = measure_cell(cell(beside=["ways", "energy"]), tmp_path, tmp_path / "progress")
     json.dumps(result["measurements"], allow_nan=False)

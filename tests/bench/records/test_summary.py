@@ -48,14 +48,11 @@ def test_numbers_that_json_has_not_read_back():
 
 
 def test_losses_where_nothing_is_asked_are_stored_once():
-    """Recall has a loss at the answers alone: null in the measurements, and the summary names their place."""
+    """Null in the measurements, and the summary names their place."""
     record = next(record for (name, *_), record in KINDS.items() if name == "train")
-    losses = [None, 1.5] * (READABLE // 2 + 1)
-    measured = {**record.measurements, "test": {**record.measurements["test"], "loss_by_position": losses}}
-    newer = summarised(dataclasses.replace(record, measurements=measured, summary={}))
-    assert "test/loss_by_position" in json.loads(encode(newer)[1])["summary."]["raw"].values()
-    (metric,) = (one for one in quantities(reread(newer)) if one.metric == "loss_by_position")
-    np.testing.assert_array_equal(metric.raw, np.array(losses, dtype=float))
+    losses = record.measurements["test"]["loss_by_position"]
+    assert losses[0] is None and len(losses) > READABLE
+    assert "test/loss_by_position" in json.loads(encode(summarised(record))[1])["summary."]["raw"].values()
 
 
 READING = """

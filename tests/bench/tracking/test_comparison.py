@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import synthetic_records as synthetic
-from test_tracking import runs_of
+from test_tracking import client_of, runs_of
 
 from analysis.plots import style
 from bench.common.palette import COLOURS, colour
@@ -125,7 +125,12 @@ def test_the_comparison_has_one_line_for_each_mechanism_and_each_chart_one_condi
 
 def test_lines_have_the_colours_of_the_figures_and_ranks(mirror, results_dir, rng):
     records = [synthetic.compare(FOUR, n, rng) for n in (512, 1024)]
+    records.append(synthetic.compare(FOUR, 2048, rng, "oom"))
     mirror.complete(records)
+    (flash,) = (run for run in runs_of(results_dir, "curve") if run.info.run_name == "flash")
+    points = client_of(results_dir).get_metric_history(flash.info.run_id, "times as fast as softmax/forward pass")
+    values = by_name(records)["flash"].values
+    assert [(point.step, point.value) for point in points] == [(n, values["speedup.forward", n]) for n in (512, 1024)]
     for kind in ("curve", "comparison"):
         runs = {run.info.run_name: run.data.tags for run in runs_of(results_dir, kind)}
         assert {name: tags["mlflow.runColor"] for name, tags in runs.items()} == {

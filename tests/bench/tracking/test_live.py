@@ -57,13 +57,6 @@ def test_of_a_run_that_failed_the_curve_stays_and_the_next_attempt_adds_to_it(mi
     assert live.info.status == "RUNNING" and curve(client, live, "train_loss") == [(10, 2.0), (20, 1.0)]
 
 
-def test_a_record_without_the_shape_of_its_benchmark_is_mirrored_without_curves(mirror, record):
-    record.measurements["curve"] = {"train_loss": "odd"}
-    assert mirror.sync([record]) == 1
-    _, (cell,) = runs(mirror, "cell")
-    assert not [name for name in cell.data.metrics if name.startswith("curve/")]
-
-
 def test_the_tracker_does_not_write_at_every_word(tmp_path, record, monkeypatch):
     followed = []
     monkeypatch.setattr(Mirror, "follow", lambda self, *given: followed.append(given))

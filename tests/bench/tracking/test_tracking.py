@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import itertools
 import json
 import math
 import shutil
@@ -205,23 +204,6 @@ def test_nothing_that_a_user_may_name_breaks_the_mirror(mirror, results_dir):
 
 
 # --- summaries of sweeps ---------------------------------------------------------------------------------
-
-
-def test_a_sweep_has_one_curve_per_mechanism_and_axis_in_which_its_cells_differ(mirror, results_dir):
-    mechanisms = [("flash", "float32"), ("softmax", "float32"), ("softmax", "bfloat16")]
-    each = itertools.product(mechanisms, [512, 1024, 2048])
-    records = [
-        a_record(number, label=label, seq_len=n, config={"dtype": dtype})
-        for number, ((label, dtype), n) in enumerate(each)
-    ]
-    records.append(a_record(99, label="softmax", seq_len=4096, status="oom"))
-    mirror.summary(SWEEP, records, [], "")
-    curves = {run.info.run_name: run.info.run_id for run in runs_of(results_dir, "curve")}
-    lines = {"flash, float32", "softmax, float32", "softmax, bfloat16"}
-    assert curves.keys() == lines, "batch_size follows seq_len and is no axis of its own"
-    for run_id in curves.values():
-        points = client_of(results_dir).get_metric_history(run_id, "microseconds per token/forward pass")
-        assert [(point.step, point.value) for point in points] == [(512, 0.5), (1024, 0.5), (2048, 0.5)]
 
 
 def test_a_summary_holds_figures_table_and_cells_and_is_rewritten_when_they_change(mirror, results_dir, tmp_path):
