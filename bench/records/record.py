@@ -16,17 +16,7 @@ from bench.common.schema import defaults
 
 SCHEMA = 2
 
-STATUSES = (
-    "ok",
-    "oom",
-    "timeout",
-    "crash",
-    "error",
-    "nonfinite",
-    "incorrect",
-    "unsupported",
-    "interrupted",
-)
+STATUSES = ("ok", "oom", "timeout", "crash", "error", "nonfinite", "incorrect", "unsupported", "interrupted")
 # Outcomes that may be different next time: the cell is run again.
 RETRIED = ("timeout", "crash", "error", "interrupted")
 # Outcomes with which a sweep's exit code is not 0.

@@ -163,11 +163,16 @@ def found(name="v_mean", bench=None, **changes):
     return measured(name, {"name": "capacity", **(bench or {})}, **cell)
 
 
-def test_capacities_that_are_known():
+def test_capacities_that_are_known_and_the_state_of_one_head_there():
     orthonormal = {"keys": "orthonormal"}
-    assert found("identity")["capacity"] == [0, 0, 0]
-    assert found("v_mean")["capacity"] == [1, 1, 1]
-    assert found("softmax", orthonormal | {"key_scale": 4.0})["capacity"] == [8, 8, 8]
+    identity, v_mean = found("identity"), found("v_mean", batch_size=2)
+    softmax = found("softmax", orthonormal | {"key_scale": 4.0})
+    assert identity["capacity"] == [0, 0, 0] and v_mean["capacity"] == [1, 1, 1]
+    assert softmax["capacity"] == [8, 8, 8] and softmax["most"] == 8
+    # Keys and values in four bytes, and a head's half of which of the tokens are padding.
+    assert softmax["state_bytes"] == [8 * (2 * 8 * 4 + 0.5)] * 3
+    assert v_mean["state_bytes"] == [9 * 4] * 3 and identity["state_bytes"] == [(2 * 8 + 0.5) * 4 - 1.5] * 3
+    assert found("performer", attention={"num_features": 16})["features"] == 16
     # Squared products of orthonormal keys: nothing but the own value is left.
     squares = {"attention": {"degree": 2, "qk_layernorm": False}}
     assert found("polysketch", orthonormal, **squares)["capacity"] == [8, 8, 8]
@@ -176,15 +181,6 @@ def test_capacities_that_are_known():
     assert found("local", **exact)["capacity"] == [23, 23, 23]
     exact["attention"]["sliding"] = True  # 23 of 25 are 92 %, of 26 they are 88 %
     assert found("local", **exact)["capacity"] == [25, 25, 25]
-
-
-def test_the_state_of_one_head_at_the_capacity():
-    got = found("softmax", {"key_scale": 4.0, "keys": "orthonormal"})
-    # Keys and values in four bytes, and a head's half of which of the tokens are padding.
-    assert got["capacity"] == [8] * 3 and got["most"] == 8 and got["state_bytes"] == [8 * (2 * 8 * 4 + 0.5)] * 3
-    assert found("v_mean", batch_size=2)["state_bytes"] == [9 * 4] * 3
-    assert found("identity")["state_bytes"] == [(2 * 8 + 0.5) * 4 - 1.5] * 3
-    assert found("performer", attention={"num_features": 16})["features"] == 16
 
 
 def test_orthonormal_keys_are_that_and_turn_every_way():
