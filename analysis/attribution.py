@@ -5,6 +5,7 @@ It is measured in two ways. First, the trained model is tested without a branch'
 same norms, scale and bias: how much the branch adds that the other could not have learned instead.
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,11 +126,9 @@ def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
     ]
     for name in whole:
         parts = [(branch, how, name, own[name]) for branch, how, own in without if name in own]
-        for branch, other in BRANCHES.items():
-            alone = [
-                (branch, ALONE, series, whole[series]) for series in whole if _is_branch(known, series, name, other)
-            ]
-            parts += alone[:1] if parts else []
+        for branch, other in BRANCHES.items() if parts else ():
+            alone = (series for series in whole if _is_branch(known, series, name, other))
+            parts += [(branch, ALONE, series, whole[series]) for series in itertools.islice(alone, 1)]
         pairs = [(part, compared(part[-1], whole[name])) for part in parts]
         both = [(part, one) for part, one in pairs if one is not None]
         # Every `how` tests the same branches again, so a family of comparisons is the branches of one `how`.

@@ -218,7 +218,7 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]
     pairs = [(name, anchor) for i, anchor in enumerate(anchors) for name in by_series if name not in anchors[: i + 1]]
     both = {pair: compared(*(by_series[name] for name in pair)) for pair in pairs}
     known = {pair: one for pair, one in both.items() if one is not None}
-    cells = rows.drop_duplicates("cell_id")
+    cells = rows.drop_duplicates("cell_id")[["series", "duration_s", "disturbance"]]
     hours = cells.groupby("series")["duration_s"].mean() / 3600
     table = []
     for ((name, anchor), one), (p, word) in zip(known.items(), verdicts(known.values()), strict=True):

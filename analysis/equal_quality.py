@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.controls import BLIND, comparisons, diagnose, losses
@@ -19,6 +20,7 @@ NEEDS = "needs bench=train of softmax and another mechanism with losses by unit 
 MECHANISM = ["mechanism", "hyperparameters", "impl"]
 STEP = [*MECHANISM, "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "work"]
 _DIFFERENCE = ["difference (nats)", "low", "high"]
+_Steps = dict[tuple[Any, ...], dict[Any, Any]]
 _SPEED = ["speed", "speed low", "speed high", "step", "timed"]
 
 
@@ -39,7 +41,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def lengths(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
     """The rows of `table`, with the columns `kind` and `series` of `data`, and `is equal` (True, False or None)."""
-    speeds = _speeds(frame)
+    speeds = {tuple(step[name] for name in STEP): step for step in _speeds(frame).to_dict("records")}
     tasks = pd.Series(dict(panels(data))).groupby(level=0)
     found = [row for _, own in tasks for row in _of_task(dict(own), speeds)]
     if not found:
@@ -48,7 +50,7 @@ def lengths(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=[*columns, "kind", "series", "is equal", "disturbed"])
 
 
-def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFrame) -> list[dict[str, Any]]:
+def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: _Steps) -> list[dict[str, Any]]:
     """The rows of one task: for each mechanism, all lengths."""
     found = {key: diagnose(rows) for key, rows in by_length.items()}
     known = [losses(rows) for key, rows in by_length.items() if found[key].positive]
@@ -63,9 +65,9 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
     }
     rows: list[dict[str, Any]] = []
     for name in names:
-        mechanism = everywhere[everywhere["series"] == name].iloc[0][MECHANISM].to_dict()
+        mechanism = everywhere.loc[everywhere["series"] == name, MECHANISM].iloc[0].to_dict()
         for key, own in by_length.items():
-            trained = own[own["series"] == name]
+            trained = own.loc[own["series"] == name, [*STEP, "disturbance"]]
             # A step that is not faster is an answer without a loss: it has the model and task of the others.
             timed = trained if len(trained) else own.head(1).assign(**mechanism, disturbance=None)
             row = {"task": key[0], "n": key[1], "attention": name, **_speed(timed, speeds)}
@@ -97,11 +99,11 @@ def _answer(by_length: dict[int, bool | None]) -> str:
     return f"{UNKNOWN} at n = {at}" if at else f"none up to n = {max(by_length):,}"
 
 
-def _speed(own: pd.DataFrame, speeds: pd.DataFrame) -> dict[str, object]:
+def _speed(own: pd.DataFrame, speeds: _Steps) -> dict[str, object]:
     """The speed of one series at one length: the timed step that agrees in `STEP`."""
-    found = own.head(1)[STEP].merge(speeds, "left", STEP)
-    both = pd.concat([own["disturbance"], found["disturbance"]]).to_frame()
-    return {**found.iloc[0][_SPEED], "disturbed": disturbance(both)}
+    found = speeds.get(tuple(own.iloc[0][STEP]), {})
+    both = pd.DataFrame({"disturbance": [*own["disturbance"], found.get("disturbance")]})
+    return {**{name: found.get(name, np.nan) for name in _SPEED}, "disturbed": disturbance(both)}
 
 
 def _speeds(frame: pd.DataFrame) -> pd.DataFrame:

@@ -165,9 +165,7 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     numbers = {name: "float64" for name in ("value", "low", "high", "factor", "busy", "duration_s", "check_s")}
     counts = {name: "Int64" for name in ("samples", "features", "cpu_count", "threads")}
-    # Pandas selects rows of all columns of objects at once, and of columns of strings one by one, twice as slowly.
-    texts = {name: object for name, dtype in frame.dtypes.items() if isinstance(dtype, pd.StringDtype)}
-    return frame.astype(texts | numbers | counts | {"disturbed": bool}).copy()  # a copy joins its columns
+    return selection.compact(frame.astype(numbers | counts | {"disturbed": bool}))
 
 
 def _rows(record: Record) -> Iterator[Row]:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.selection import newest, require_ok, series, settle
+from analysis.selection import compact, newest, require_ok, series, settle
 
 # What identifies a trained model within a panel, apart from its learning rate and seed.
 _MODEL = ["attention", "hyperparameters", "impl", "layers"]
 PANEL = ["kind", "seq_len"]
 """Trained models are compared within one task and length."""
+_MADE = ["kind", "task", "work", "settings", "series", "layers", "rate", "rates"]
 MOST_NAMED = 6
 BUSY = 0.05
 """If other processes ran on its cores for a larger share of the time, a training's times are ignored."""
@@ -36,16 +37,16 @@ def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.
     chosen = frame[(frame["bench"] == "train") & (frame["inputs"].isin(tasks) | (not tasks))]
     require_ok(chosen, "bench=train" + (f" with task={' or '.join(tasks)}" if tasks else ""))
     parts, notes = [], []
-    for _, panel in _unpacked(chosen).groupby(PANEL):
-        rows = _beside_attention(panel)
-        settled, more = settle(rows, facets=("seed",)) if (rows["status"] == "ok").any() else (rows, [])
+    for _, panel in _unpacked(chosen.drop_duplicates("cell_id")).groupby(PANEL):
+        cells = _beside_attention(panel)
+        settled, more = settle(cells, facets=("seed",)) if (cells["status"] == "ok").any() else (cells, [])
         parts.append(settled)
         notes += more
-    data = pd.concat(parts)
-    cells = newest(data.drop_duplicates("cell_id"), [*PANEL, *_MODEL, "rate", "seed"])
-    data = _tuned(data[data["cell_id"].isin(cells["cell_id"])])
-    data = pd.concat([rows.assign(series=with_layers(rows)) for _, rows in data.groupby("kind")])
-    return data, [*_notes(data), *dict.fromkeys(notes)]
+    cells = newest(pd.concat(parts), [*PANEL, *_MODEL, "rate", "seed"])
+    cells = _tuned(cells, chosen[chosen["metric"] == "validation_loss"].set_index("cell_id")["value"])
+    cells = pd.concat([own.assign(series=with_layers(own)) for _, own in cells.groupby("kind")])
+    data = cells[["cell_id", *_MADE]].merge(chosen.drop(columns="settings"), on="cell_id")
+    return compact(data), [*_notes(cells), *dict.fromkeys(notes)]
 
 
 def _beside_attention(rows: pd.DataFrame) -> pd.DataFrame:
@@ -133,17 +134,17 @@ def work(rows: pd.DataFrame) -> list[str]:
     )
 
 
-def _notes(data: pd.DataFrame) -> list[str]:
+def _notes(cells: pd.DataFrame) -> list[str]:
     """Caption sentences: the number of seeds, the runs that failed, the learning rates that were tried."""
-    keys, cells = [*PANEL, "series"], data.drop_duplicates("cell_id")
-    counts = data[data["status"] == "ok"].groupby(keys)["seed"].nunique()
+    keys = [*PANEL, "series"]
+    counts = cells[cells["status"] == "ok"].groupby(keys)["seed"].nunique()
     low, high = counts.min(), counts.max()
     notes = [f"{high} seed{'' if high == 1 else 's'}." if low == high else f"{low} to {high} seeds."]
     failed = cells[cells["status"] != "ok"].groupby([*keys, "status"]).size()
     runs = [f"{name}, {kind}, n = {n} ({count}: {status})" for (kind, n, name, status), count in failed.items()]
     more = [f"{len(runs) - MOST_NAMED} more"] if len(runs) > MOST_NAMED else []
     notes += [f"Runs that did not end: {'; '.join([*runs[:MOST_NAMED], *more])}."] if runs else []
-    tried = data["rates"].unique()
+    tried = cells["rates"].unique()
     if len(tried) > 1:
         best = "Learning rates: the best by mean validation loss of those tried, which are not as many for all."
         return [*notes, best]
@@ -153,7 +154,7 @@ def _notes(data: pd.DataFrame) -> list[str]:
 
 def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     """Move `work`, `kind`, `task`, `rate` and `layers` into columns, so that `settle` does not compare them."""
-    # A cell's rows, and often its seeds', share what is unpacked. A broken record may hold anything, even a list.
+    # The seeds of a cell share what is unpacked. A broken record may hold anything, even a list.
     keys = ["inputs", "source", "settings"]
     groups = rows[keys].map(repr).groupby(keys, sort=False).ngroup()
     own = rows[~groups.duplicated()]
@@ -192,24 +193,19 @@ def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
     return kinds
 
 
-def _tuned(data: pd.DataFrame) -> pd.DataFrame:
+def _tuned(cells: pd.DataFrame, ends: pd.Series) -> pd.DataFrame:
     """Keep each mechanism's cells with its best learning rate; `rates` lists those that were tried.
 
-    The best has the least mean validation loss over seeds, as comparisons are of means; a run that failed has an
-    infinite one, and where all rates have such runs, medians decide. A rate with fewer seeds than another is not
-    chosen.
+    The best has the least mean of `ends`, the final validation losses by cell, over seeds, as comparisons are of
+    means; a run that failed has an infinite one, and where all rates have such runs, medians decide. A rate with fewer
+    seeds than another is not chosen.
     """
-    ends = data[data["metric"] == "validation_loss"].set_index("cell_id")["value"]
-    model = [*PANEL, *_MODEL]
-    cells = data[[*model, "cell_id", "rate"]].drop_duplicates("cell_id")
-    cells = cells.assign(end=cells["cell_id"].map(ends).fillna(math.inf))
-    cells["model"] = cells.groupby(model, dropna=False).ngroup()
+    model = cells.groupby([*PANEL, *_MODEL], dropna=False).ngroup()
+    cells = cells.assign(end=cells["cell_id"].map(ends).fillna(math.inf), model=model)
     by_rate = cells.groupby(["model", "rate"])["end"].agg(["count", "mean", "median"]).reset_index()
     ranked = by_rate.sort_values(["count", "mean", "median"], ascending=[False, True, True])
     best = ranked.drop_duplicates("model").set_index("model")["rate"]
     tried = by_rate.groupby("model")["rate"].agg(lambda rates: ", ".join(f"{rate:g}" for rate in rates))
     several = cells["model"].map(by_rate["model"].value_counts()) > 1
-    cells = cells[~several | (cells["rate"] == cells["model"].map(best))].set_index("cell_id")
-    rates = cells["model"].map(tried).fillna("")
-    data = data.assign(rates=data["cell_id"].map(rates)).dropna(subset="rates")
-    return data.iloc[data.groupby(model, dropna=False).ngroup().argsort(kind="stable")]
+    cells = cells[~several | (cells["rate"] == cells["model"].map(best))]
+    return cells.assign(rates=cells["model"].map(tried).fillna("")).sort_values("model", kind="stable")

@@ -77,7 +77,7 @@ def sudden(frame: pd.DataFrame) -> Picture:
 
 def by_step(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The curves of a metric: one row for each evaluated step, one column for each run."""
-    raw = rows.set_index("cell_id")["raw"]
+    raw = pd.Series(rows["raw"].to_numpy(), rows["cell_id"])
     values, steps = (raw[(rows["metric"] == name).to_numpy()] for name in (metric, "validation_step"))
     factor = 100 if "accuracy" in metric else 1
     return pd.DataFrame({cell: pd.Series(factor * raw, index=steps[cell]) for cell, raw in values.items()})

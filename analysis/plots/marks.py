@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -151,8 +151,8 @@ def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None
     look: dict[str, Any] = {"fontsize": SMALLEST, "color": "black", "textcoords": "offset points", "gid": "name"}
     for own, place, text in zip(rows[[x, "value"]].to_numpy(float), at, texts, strict=True):
         needed = np.array([_LETTER * SMALLEST * len(text), 1.25 * SMALLEST])
-        taken = np.array(boxes)
-        offset = min(_places(needed), key=lambda corner: _cost(place + corner, needed, taken, size))
+        offsets = _places(needed)
+        offset = offsets[_costs(place + offsets, needed, np.array(boxes), size).argmin()]
         boxes.append((place + offset - 2, place + offset + needed + 2))
         # The point of the text's box that is nearest to its data point.
         near = np.clip(0, offset, offset + needed)
@@ -161,28 +161,28 @@ def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None
         axes.annotate(text, tuple(own), tuple(offset), arrowprops=joined, **look)
 
 
-def _places(needed: np.ndarray) -> Iterator[np.ndarray]:
+def _places(needed: np.ndarray) -> np.ndarray:
     """Candidate offsets in points from a data point to the text's lower left corner, the nearest first."""
-    for away in (5, 9, *range(14, 100, 7)):
-        for angle in np.arange(0, 2 * np.pi, np.pi / 8) + np.pi / 4:
-            side = np.array([np.cos(angle), np.sin(angle)])
-            yield away * side - needed * (1 - np.round(side)) / 2
+    away = np.array([5, 9, *range(14, 100, 7)])[:, None, None]
+    angles = np.arange(0, 2 * np.pi, np.pi / 8) + np.pi / 4
+    sides = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    return (away * sides - needed * (1 - np.round(sides)) / 2).reshape(-1, 2)
 
 
-def _cost(low: np.ndarray, needed: np.ndarray, taken: np.ndarray, size: np.ndarray) -> float:
-    """How bad a place is: the area that it covers, plus a penalty for being outside the panel.
+def _costs(low: np.ndarray, needed: np.ndarray, taken: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """How bad each place is: the area that it covers, plus a penalty for being outside the panel.
 
     Args:
-        low: lower left corner of the place.
-        needed: its width and height.
+        low: `(places, 2)`, the lower left corner of each.
+        needed: width and height of a place.
         taken: `(boxes, 2, 2)`, the lower left and the upper right corner of each.
         size: of the panel.
     """
     high = low + needed
-    both = np.minimum(high, taken[:, 1]) - np.maximum(low, taken[:, 0])
-    covered = np.prod(both + 1, axis=1)[(both > 0).all(1)].sum()
-    outside = np.maximum(0, -low).sum() + np.maximum(0, high - size).sum()
-    return float(covered + 20 * outside)
+    both = np.minimum(high[:, None], taken[:, 1]) - np.maximum(low[:, None], taken[:, 0])
+    covered = (np.prod(both + 1, axis=2) * (both > 0).all(2)).sum(1)
+    outside = np.maximum(0, -low).sum(1) + np.maximum(0, high - size).sum(1)
+    return covered + 20 * outside
 
 
 def front(points: pd.DataFrame, x: str, exact: float = np.inf) -> pd.DataFrame:

@@ -147,8 +147,8 @@ def matched(frame: pd.DataFrame) -> pd.DataFrame:
     for (kind, n), of_task in panels(over_seeds(trained, ACCURACY)):
         for keys, of_keys in capacity.groupby("keys"):
             for one in of_task.itertuples():
-                same = of_keys["hyperparameters"].map(partial(_alike, one.hyperparameters)).astype(bool)
-                own = of_keys[same & (of_keys["mechanism"] == one.mechanism)]
+                own = of_keys[of_keys["mechanism"] == one.mechanism]
+                own = own[own["hyperparameters"].map(partial(_alike, one.hyperparameters)).astype(bool)]
                 if own.empty:
                     continue
                 far = (np.log(own["head_dim"].astype(float)) - math.log(one.head_dim)).abs()
@@ -157,8 +157,8 @@ def matched(frame: pd.DataFrame) -> pd.DataFrame:
                 names |= {"control": bool(one.control)}
                 found = {"recall": one.value, "recall_low": one.low, "recall_high": one.high}
                 found |= {"pairs": near["value"], "pairs_low": near["low"], "pairs_high": near["high"]}
-                cells = of_task.loc[[one.Index]], own.loc[[far.idxmin()]]
-                rows.append(names | found | {"disturbance": disturbance(pd.concat(cells))})
+                both = pd.DataFrame({"disturbance": [one.disturbance, near["disturbance"]]})
+                rows.append(names | found | {"disturbance": disturbance(both)})
     if not rows:
         raise MissingRecords("needs bench=capacity and bench=train with task=associative_recall of one mechanism")
     return pd.DataFrame(rows)

@@ -42,10 +42,11 @@ def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
     flat = pd.DataFrame({row["cell_id"]: _flat(row) for row in rows.drop_duplicates("cell_id").to_dict("records")}).T
     flat = flat.fillna("not recorded")  # by a version that had no such setting
     # A cell's own values: the most frequent ones of each key alone may stand together in no cell.
-    usual = flat.loc[(flat == flat.mode().iloc[0]).sum(axis=1).idxmax()]
+    by_cell = flat.to_dict("index")
+    usual = by_cell[(flat == flat.mode().iloc[0]).sum(axis=1).idxmax()]
     changed = {
         cell: ", ".join(f"{key}={value}" for key, value in own.items() if value != usual[key])
-        for cell, own in flat.iterrows()
+        for cell, own in by_cell.items()
     }
     found = []
     rows = rows.assign(setting=rows["cell_id"].map(changed), series=series(rows))
