@@ -1,7 +1,6 @@
 """Parts of a mechanism's page on the site, from the registry, docstrings and conf/attention."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,13 @@ def facts(name: str) -> str:
         "name": f"`{name}`",
         "approximates": _function(info),
         "causal": _causal(info),
-        "padding mask": _yes(info.padding),
-        "keys of another length than queries": _yes(info.cross),
-        "token by token (`prefill`, `step`)": _yes(info.decode),
+        "padding mask": zoo.yes(info.padding),
+        "keys of another length than queries": zoo.yes(info.cross),
+        "token by token (`prefill`, `step`)": zoo.yes(info.decode),
         "random": "yes, from its `seed`" if info.random else "no",
         "time of a forward pass": f"`{info.complexity}`",
-        "fast path (`impl=fused`)": _yes("fused" in info.implementations),
-        "runs on": " and ".join({"cpu": "CPU", "cuda": "GPU"}[device] for device in info.devices),
+        "fast path (`impl=fused`)": zoo.yes("fused" in info.implementations),
+        "runs on": _devices(info),
         "class": f"{{py:class}}`~{_class(name)}`",
     }
     return zoo.table(" | ", [[key, value] for key, value in words.items()])
@@ -56,8 +55,8 @@ def _causal(info: attention_zoo.AttentionInfo) -> str:
     return ("yes" if info.bidirectional else "yes, and nothing else") if info.causal else "no"
 
 
-def _yes(flag: bool) -> str:
-    return "yes" if flag else "no"
+def _devices(info: attention_zoo.AttentionInfo) -> str:
+    return " and ".join({"cpu": "CPU", "cuda": "GPU"}[device] for device in info.devices)
 
 
 def _class(name: str) -> str:
@@ -90,7 +89,7 @@ def index() -> str:
     rows = []
     for name in own():
         info = attention_zoo.info(name)
-        causal = "nearly" if info.approximately_causal else _yes(info.causal)
+        causal = "nearly" if info.approximately_causal else zoo.yes(info.causal)
         rows.append(
             [f"[{name}]({page(name)})", _begins(name), "–" if info.control else info.approximates or "–", causal]
         )
@@ -106,24 +105,23 @@ def _begins(name: str) -> str:
 def packages() -> str:
     """A section for each other package: its mechanisms and their variants."""
     lines = []
-    for package, names in _by_package():
+    for package, names in _by_package().items():
         rows = []
         for name in names:
             info = attention_zoo.info(name)
             says = (type_of(name).__doc__ or "").splitlines()[0]
-            runs = " and ".join({"cpu": "CPU", "cuda": "GPU"}[device] for device in info.devices)
-            rows.append([f"`{name}`", says, f"`{info.complexity}`", runs, info.paper])
+            rows.append([f"`{name}`", says, f"`{info.complexity}`", _devices(info), info.paper])
         lines += [f"## {package}", "", zoo.table("name | what it is | time | runs on | paper", rows), ""]
         lines += ["Variants:", "", _variants(names), ""]
     return "\n".join(lines)
 
 
-def _by_package() -> Iterator[tuple[str, list[str]]]:
+def _by_package() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in attention_zoo.list_attentions():
         if package := attention_zoo.info(name).package:
             found.setdefault(package, []).append(name)
-    yield from found.items()
+    return found
 
 
 def classes() -> str:
@@ -131,7 +129,7 @@ def classes() -> str:
     lines = []
     for name in own():
         lines += [f"## {name}", "", "```{eval-rst}", f".. autoclass:: {_class(name)}", "```", ""]
-    modules = dict.fromkeys(type_of(name).__module__ for _, names in _by_package() for name in names)
+    modules = dict.fromkeys(type_of(name).__module__ for names in _by_package().values() for name in names)
     for module in modules:
         lines += [f"## {module.removeprefix('attention_zoo.')}", "", "```{eval-rst}", f".. automodule:: {module}"]
         names = [name for name in attention_zoo.list_attentions() if type_of(name).__module__ == module]

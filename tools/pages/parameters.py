@@ -12,6 +12,7 @@ import yaml
 from bench.models import build
 from bench.plan.conf import CONF
 from bench.plan.load import Loader
+from tools.pages import zoo
 
 PAGE = Path(__file__).parents[2] / "docs" / "parameters.md"
 PUBLISHED = Path(__file__).parents[2] / "bench" / "published" / "model_sizes.toml"
@@ -71,14 +72,13 @@ def page() -> str:
     """The whole page in Markdown."""
     vocabulary = tomllib.loads(PUBLISHED.read_text())["vocabulary"]
     header = "from | model | mechanism | ours (M) | paper (M) | difference | remark"
-    lines = [f"| {header} |", "|" + "---|" * (header.count("|") + 1), *map(_row, counts())]
-    return INTRODUCTION.format(vocabulary=vocabulary) + "\n" + "\n".join(lines) + "\n"
+    table = zoo.table(header, [*map(_row, counts())]).replace("  ", " ")
+    return f"{INTRODUCTION.format(vocabulary=vocabulary)}\n{table}\n"
 
 
-def _row(count: Count) -> str:
+def _row(count: Count) -> list[str]:
     ours, difference = f"{count.ours / 1e6:.2f}", f"{round(count.difference, 2) + 0.0:+.2f} %"
-    named = [count.source, f"`{count.model}`", f"`{count.mechanism}`", ours, str(count.paper), difference, count.note]
-    return f"| {' | '.join(named)} |".replace("  ", " ")
+    return [count.source, f"`{count.model}`", f"`{count.mechanism}`", ours, str(count.paper), difference, count.note]
 
 
 if __name__ == "__main__":

@@ -419,8 +419,8 @@ def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.Dat
 
 
 def difference(one: dict[str, Any]) -> str:
-    """`-0.151 (-0.206 to -0.097), better`; without a verdict if the task is not diagnostic."""
-    word = "" if one["verdict"] == BLIND else f", {one['verdict']}"
+    """`-0.151 (-0.206 to -0.097), better`; without a verdict if the task is not diagnostic, or if there is none."""
+    word = "" if one.get("verdict", BLIND) == BLIND else f", {one['verdict']}"
     return f"{one['difference (nats)']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f}){word}"
 
 

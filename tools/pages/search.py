@@ -2,7 +2,7 @@
 
 from analysis.frame import load
 from analysis.tables import settings
-from tools.pages import readings, zoo
+from tools.pages import readings, readme, zoo
 
 SOFTMAX, WINDOW = "flash", "local_sliding"
 
@@ -17,7 +17,6 @@ def tried() -> str:
     rows = []
     for one in settings.table(pair).to_dict("records"):
         change = one["setting"] if one["setting"] == settings.USUAL else f"`{one['setting']}`"
-        difference = f"{one['difference (nats)']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f})"
         losses = (f"{one[name]:.3f}" for name in ("softmax", "its loss"))
-        rows.append([change, *losses, difference, str(one["seeds"]), f"{one['units']} {one['tested on']}"])
+        rows.append([change, *losses, readme.difference(one), str(one["seeds"]), f"{one['units']} {one['tested on']}"])
     return zoo.table("setting | softmax | window of 64 | softmax minus window (nats) | seeds | tested on", rows)

@@ -52,9 +52,9 @@ def table(header: str, rows: list[list[str]]) -> str:
 
 def _mechanism(name: str) -> list[str]:
     info = attention_zoo.info(name)
-    causal = "approx." if info.approximately_causal else _yes(info.causal) if info.bidirectional else "only"
+    causal = "approx." if info.approximately_causal else yes(info.causal) if info.bidirectional else "only"
     source = info.paper + (f"; package {info.package}" if info.package else "")
-    marks = [_yes(flag) for flag in (info.padding, info.cross, info.decode, info.random)]
+    marks = [yes(flag) for flag in (info.padding, info.cross, info.decode, info.random)]
     return [f"`{name}`", source, info.approximates or "-", causal, *marks, info.complexity, _parameters(name)]
 
 
@@ -106,7 +106,8 @@ def _settings(settings: dict[str, Any]) -> str:
     return ", ".join(f"`{key}={text.splitlines()[0]}`" for key, text in texts.items()) or "none"
 
 
-def _yes(flag: bool) -> str:
+def yes(flag: bool) -> str:
+    """`yes` or `no`."""
     return "yes" if flag else "no"
 
 
