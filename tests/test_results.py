@@ -45,21 +45,19 @@ def assert_same_numbers(folder, committed, again):
 
 
 @pytest.mark.parametrize("folder", DRAWN, ids=lambda folder: folder.name)
-def test_figures_show_the_numbers_of_the_records(folder, tmp_path):
-    cli.main(["figures", "--results", str(folder), "--out", str(tmp_path), "--formats", "csv"])
+def test_figures_and_tables_show_the_numbers_of_the_records(folder, tmp_path):
+    figures, tables = tmp_path / "figures", tmp_path / "tables"
+    cli.main(["figures", "--results", str(folder), "--out", str(figures), "--formats", "csv"])
     again = f"draw them again with `python -m analysis figures --results {folder} --formats png,csv`"
-    assert_same_numbers(tmp_path, folder / "figures", again)
-    assert names(tmp_path, "csv") == names(folder / "figures", "png"), again
-
-
-@pytest.mark.parametrize("folder", DRAWN, ids=lambda folder: folder.name)
-def test_tables_are_made_from_the_records(folder, tmp_path):
-    cli.main(["tables", "--results", str(folder), "--out", str(tmp_path)])
-    made = {path.name: rounded(path.read_text()) for path in tmp_path.glob("*.md")}
-    committed = {path.name: rounded(path.read_text()) for path in (folder / "tables").glob("*.md")}
+    assert_same_numbers(figures, folder / "figures", again)
+    assert names(figures, "csv") == names(folder / "figures", "png"), again
+    cli.main(["tables", "--results", str(folder), "--out", str(tables)])
+    made, committed = (
+        {path.name: rounded(path.read_text()) for path in each.glob("*.md")} for each in (tables, folder / "tables")
+    )
     again = f"write them again with `make tables RESULTS={folder}`"
     assert made and made == committed, again
-    assert_same_numbers(tmp_path, folder / "tables", again)
+    assert_same_numbers(tables, folder / "tables", again)
 
 
 def test_what_the_readme_says_is_made_from_the_records_whatever_stands_there():

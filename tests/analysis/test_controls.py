@@ -71,6 +71,7 @@ def test_differences_to_the_controls_have_their_intervals_and_verdicts():
     assert [axes.get_xlabel() for axes in (left, right)] == [
         f"loss minus that of {n} (nats)" for n in ("local", "softmax")
     ]
+    assert "corrected for all comparisons of a task" in caption(figure)
     table = TABLES["paired"](frame)
     for panel, anchor in ((left, "local"), (right, "softmax")):
         rows = table[table["against"] == anchor].set_index("attention")
@@ -98,10 +99,8 @@ def test_what_has_too_few_seeds_in_common_with_the_control_is_a_row_all_the_same
     assert names[-1] == "performer" and len(bars_of_rows(right)) == len(bars_of_rows(left)) + 1
 
 
-def test_a_caption_says_of_which_comparisons_a_verdict_is():
-    frame = tidy(runs())
-    assert "corrected for all comparisons of a task" in caption(controls.figure(frame))
-    some = caption(controls.figure(choose(frame, ["performer"])))
+def test_a_caption_says_that_verdicts_are_of_the_chosen_comparisons():
+    some = caption(controls.figure(choose(tidy(runs()), ["performer"])))
     assert "corrected for the comparisons of a task and length that are shown" in some
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from drawn import caption, changed, gaps, legend, marked
-from synthetic_records import latency, sketch_error
+from synthetic_records import sketch_error
 
 from analysis.frame import tidy
 from analysis.plots import sketch_error as theorem
@@ -95,8 +95,6 @@ def test_degree_2_other_lengths_and_failures(records, rng, caplog):
     assert "lengths other than 512" in caplog.text
 
 
-def test_nothing_to_draw_is_said(rng):
-    with pytest.raises(MissingRecords, match="bench=sketch_error"):
-        theorem.figure(tidy([latency("flash", 512, rng)]))
+def test_one_size_has_no_exponent(rng):
     with pytest.raises(MissingRecords, match="two sketch sizes"):
         theorem.exponents(tidy([sketch_error("gaussian", 4, 8, rng)]))

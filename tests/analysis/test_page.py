@@ -308,7 +308,7 @@ def grid_of(titles):
 
 def test_long_titles_of_panels_stay_inside():
     words = "num_pairs=4, vocabulary=128, n = 64, orthonormal keys"
-    for count in range(30, len(words) + 1):
+    for count in range(30, len(words) + 1, 4):
         figure = grid_of(2 * [words[:count]])
         figure.draw_without_rendering()
         assert figure.axes[1].title.get_window_extent().x1 <= figure.bbox.width, words[:count]

@@ -44,6 +44,8 @@ def test_every_mechanism_is_a_point_of_its_state_and_its_answers(rng):
             expected = [100 * np.exp(-LOSSES[label] * times) for times in (2, 3, 1)]
             at = found[handles[f"{number} {label}"].get_color()]
             np.testing.assert_allclose(at, [state_bytes(label, n) / 1024, *expected])
+    text = caption(figure)
+    assert "Grey: controls." in text and text.startswith("Not diagnostic here: all that is shown (")
 
 
 def test_each_number_stands_at_its_point_and_none_on_another(rng):
@@ -56,33 +58,21 @@ def test_each_number_stands_at_its_point_and_none_on_another(rng):
     texts = {numbers[text.get_text()]: text for text in panel.texts}
     for label, loss in alike.items():
         assert texts[label].xy == pytest.approx((state_bytes(label, 64) / 1024, 100 * np.exp(-loss)))
+    assert "Grey" not in caption(figure)
     assert texts["softmax"].xyann != texts["flash"].xyann
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in texts.values()]
     assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
 
 
-def test_the_caption_says_that_controls_are_grey_and_what_they_say_of_the_task(rng):
-    text = caption(recall_state.figure(tidy(runs(rng))))
-    assert "Grey: controls." in text and text.startswith("Not diagnostic here: all that is shown (")
-    alone = [one for one in runs(rng) if one.config["label"] in ("softmax", "performer")]
-    assert "Grey" not in caption(recall_state.figure(tidy(alone)))
-
-
-def test_what_does_not_decode_is_no_point_and_no_other_task_is_shown(rng):
+def test_what_does_not_decode_or_failed_is_no_point_and_no_other_task_is_shown(rng):
     records = [
         changed(one, measurements={"state_bytes": None}) if one.config["label"] == "performer" else one
         for one in runs(rng)
     ]
-    figure = recall_state.figure(tidy([*records, train("softmax", 64, 0, rng)]))
-    assert list(legend(figure)) == ["1 softmax", "2 identity", "3 local"]
-    assert len(panels(figure)) == 2
-
-
-def test_a_failed_run_is_no_point_and_is_named(rng):
-    records = [*runs(rng), *(train("flash", 64, seed, rng, "oom", **TASK) for seed in range(3))]
-    figure = recall_state.figure(tidy(records))
-    assert not any("flash" in name for name in legend(figure))
+    failed = [train("flash", 64, seed, rng, "oom", **TASK) for seed in range(3)]
+    figure = recall_state.figure(tidy([*records, *failed, train("softmax", 64, 0, rng)]))
+    assert list(legend(figure)) == ["1 softmax", "2 identity", "3 local"] and len(panels(figure)) == 2
     assert "flash, associative recall, n = 64 (3: oom)" in caption(figure)
 
 
@@ -90,5 +80,3 @@ def test_without_states_it_is_said(rng):
     records = [changed(one, measurements={"state_bytes": None}) for one in runs(rng)]
     with pytest.raises(MissingRecords, match="state_bytes"):
         recall_state.figure(tidy(records))
-    with pytest.raises(MissingRecords):
-        recall_state.figure(tidy([train("softmax", 64, 0, rng)]))
