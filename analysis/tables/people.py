@@ -155,6 +155,15 @@ def _arena(table: pd.DataFrame) -> pd.DataFrame:
     return both[["measured", "label", *tasks]].rename(columns={"label": "attention", **tasks})
 
 
+def _beside(table: pd.DataFrame, keys: list[str], columns: dict[str, pd.Series]) -> pd.DataFrame:
+    """One row for each combination of keys; each column has values of some of the table's rows."""
+    wide = table[keys].drop_duplicates()
+    for name, values in columns.items():
+        column = table.loc[values.index, keys].assign(**{name: values})
+        wide = wide.merge(column.drop_duplicates(keys, keep="last"), how="left", on=keys)
+    return wide
+
+
 def _peers(table: pd.DataFrame) -> pd.DataFrame:
     """The passes in columns beside each other."""
     keys = ["attention", "peer", "causal", "dtype", "seq_len"]
@@ -162,13 +171,9 @@ def _peers(table: pd.DataFrame) -> pd.DataFrame:
     memory = [f"{_cell(own)} / {_cell(peer)}" if pd.notna(own) and pd.notna(peer) else ""
               for own, peer in zip(table["mib"], table["peer_mib"], strict=True)]  # fmt: skip
     parts = {"speed over the package": speed, "peak memory, ours / the package's (MiB)": pd.Series(memory, table.index)}
-    wide = table[keys].drop_duplicates()
-    for name, (words, values) in itertools.product(PASSES, parts.items()):
-        own = table["pass"] == name
-        if own.any():
-            column = table.loc[own, keys].assign(**{f"{PASSES[name]}: {words}": values[own]})
-            wide = wide.merge(column.drop_duplicates(keys, keep="last"), how="left", on=keys)
-    return wide
+    passes = {name: table["pass"] == name for name in PASSES if (table["pass"] == name).any()}
+    both = itertools.product(passes.items(), parts.items())
+    return _beside(table, keys, {f"{PASSES[name]}: {words}": values[own] for (name, own), (words, values) in both})
 
 
 def _gate(table: pd.DataFrame) -> pd.DataFrame:
@@ -196,11 +201,9 @@ def _steps(table: pd.DataFrame) -> pd.DataFrame:
     shared = [name for name in ours if name not in dropped]
     papers = [name for name in shared if str(name).endswith(")")]
     keys = [name for name in shared if name not in papers]
-    wide = ours[keys].drop_duplicates()
-    for bench in dict.fromkeys(ours["bench"]):
-        own = ours["bench"] == bench
-        column = ours.loc[own, keys].assign(**{f"{BENCHES[bench]} (steps/s)": speed[own]})
-        wide = wide.merge(column.drop_duplicates(keys, keep="last"), how="left", on=keys)
+    wide = _beside(
+        ours, keys, {f"{BENCHES[name]} (steps/s)": own for name, own in speed.groupby(ours["bench"], sort=False)}
+    )
     return wide.merge(ours[[*keys, *papers]].drop_duplicates(keys), how="left", on=keys)
 
 
@@ -220,10 +223,6 @@ def _diagnostic(column: str, or_else: str | None = None) -> Callable[[pd.DataFra
     return view
 
 
-def _without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    return lambda table: table.drop(columns=[name for name in columns if name in table])
-
-
 VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "crossover_speeds": _crossover,
     "trained": _trained,
@@ -232,7 +231,7 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "polysketchformer_table4": _steps,
     "peers": _peers,
     "gate_cost": _gate,
-    "roofline_shares": _without("MB", "FLOP/byte", "GFLOP/s or GB/s"),
+    "roofline_shares": lambda table: table.drop(columns=["MB", "FLOP/byte", "GFLOP/s or GB/s"]),
     "paired": _diagnostic("verdict"),
     "equal_quality": _diagnostic("loss is", "step"),
 }
