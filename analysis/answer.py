@@ -21,6 +21,9 @@ AVERAGING = "v_mean"
 """The mean of all values: an approximation is useful only if its error is smaller."""
 
 
+Ratio = tuple[float, float, float]
+
+
 class Answer(NamedTuple):
     """The results of one mechanism under one mask, in one dtype; NaN or None where nothing was measured."""
 
@@ -33,21 +36,21 @@ class Answer(NamedTuple):
     """Whether `from_n` is the shortest length measured: the mechanism may be faster at shorter ones, too."""
     n: int
     """The longest length at which it was compared; `forward` is measured there."""
-    forward: tuple[float, float, float] | None
+    forward: Ratio | None
     """How many times as fast as the baseline in the same rounds: median, and the ends of the 95 % interval."""
     training_from: tuple[float, bool] | None
     """`from_n` and `is_first` of forward and backward pass together; None where it was not compared."""
     training_n: float
-    training: tuple[float, float, float] | None
+    training: Ratio | None
     """As `forward`, for forward and backward pass together, at `training_n`."""
     memory: dict[float, float]
     """By length: peak bytes of a forward pass, divided by those of the exact softmax that needs least."""
     training_memory: dict[float, float]
     """As `memory`, for forward and backward pass together."""
     error_n: float
-    error: tuple[float, float, float] | None
+    error: Ratio | None
     """Error relative to exact softmax on a trained model's inputs of length `error_n`, with its interval."""
-    averaging: tuple[float, float, float] | None
+    averaging: Ratio | None
     """The error of averaging the values, on the same inputs."""
     disturbed: str | None
     """What disturbed the machine while the mechanism was compared."""
@@ -65,15 +68,11 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
         )
         if forward.empty:
             continue
-        last, n = forward.iloc[-1], int(forward["seq_len"].iloc[-1])
         from_n, is_first = _from(forward)
         of_dtype = frame[frame["dtype"] == dtype]
         peaks = [_memory(of_dtype, str(name), bool(causal), which) for which in ("forward", "forward_backward")]
         of_size = set(frame.loc[compared == name, "features"].dropna())
-        errors = _errors(frame, str(name), bool(causal), of_size) or (math.nan, None, None)
-        trained = (
-            (float(training["seq_len"].iloc[-1]), _numbers(training.iloc[-1])) if len(training) else (math.nan, None)
-        )
+        error_n, error, averaging = _errors(frame, str(name), bool(causal), of_size)
         found.append(
             Answer(
                 attention=str(name),
@@ -81,16 +80,16 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 dtype=str(dtype),
                 from_n=from_n,
                 is_first=is_first,
-                n=n,
-                forward=_numbers(last),
+                n=int(forward["seq_len"].max()),
+                forward=_numbers(forward),
                 training_from=_from(training) if len(training) else None,
-                training_n=trained[0],
-                training=trained[1],
+                training_n=float(training["seq_len"].max()),
+                training=_numbers(training),
                 memory=peaks[0],
                 training_memory=peaks[1],
-                error_n=errors[0],
-                error=errors[1],
-                averaging=errors[2],
+                error_n=error_n,
+                error=error,
+                averaging=averaging,
                 disturbed=_disturbed(rows),
             )
         )
@@ -274,12 +273,16 @@ def _disturbed(rows: pd.DataFrame) -> str | None:
     return "; ".join(worst.values()) or None
 
 
-def _is_faster(ratio: tuple[float, float, float] | None) -> bool:
+def _is_faster(ratio: Ratio | None) -> bool:
     return ratio is not None and ratio[1] > 1
 
 
-def _numbers(row: pd.Series) -> tuple[float, float, float]:
-    return float(row["over_best"]), float(row["best_low"]), float(row["best_high"])
+def _numbers(rows: pd.DataFrame) -> Ratio | None:
+    """The speed at the longest length with its interval; None without rows."""
+    if rows.empty:
+        return None
+    value, low, high = map(float, rows[["over_best", "best_low", "best_high"]].iloc[-1])
+    return value, low, high
 
 
 def _from(rows: pd.DataFrame) -> tuple[float, bool]:
@@ -302,8 +305,8 @@ def _memory(frame: pd.DataFrame, name: str, causal: bool, measured_pass: str) ->
 
 def _errors(
     frame: pd.DataFrame, name: str, causal: bool, sizes: Collection[int]
-) -> tuple[float, tuple[float, float, float], tuple[float, float, float]] | None:
-    """The longest length, and there the errors of the mechanism and of averaging on a trained model.
+) -> tuple[float, Ratio | None, Ratio | None]:
+    """The longest length, and there the errors of the mechanism and of averaging on a trained model, or NaN and None.
 
     The mechanism has one of these numbers of features, those of its times, if it has any; of several the largest.
     """
@@ -315,7 +318,7 @@ def _errors(
     own = rows[(rows["attention"] == name) & (rows["features"].isin(sizes) | (not sizes))]
     both = own.merge(rows[rows["attention"] == AVERAGING], on=shape, suffixes=("", "_mean"))
     if both.empty or name == AVERAGING:
-        return None
+        return math.nan, None, None
     last = both.sort_values(["seq_len", "features"]).iloc[-1]
     error, mean = (
         (float(last[f"value{of}"]), float(last[f"low{of}"]), float(last[f"high{of}"])) for of in ("", "_mean")
@@ -330,7 +333,7 @@ def said_length(from_n: float, is_first: bool, longest: float) -> str:
     return f"{from_n:,.0f}{' (the shortest measured)' if is_first else ''}"
 
 
-def speed(ratio: tuple[float, float, float] | None) -> str:
+def speed(ratio: Ratio | None) -> str:
     """`6.7x (6.0 to 7.1)`."""
     return UNKNOWN if ratio is None else f"{ratio[0]:.1f}x ({ratio[1]:.1f} to {ratio[2]:.1f})"
 
@@ -343,5 +346,5 @@ def _times(ratio: float) -> str:
     return f"{ratio:.1f}x" if math.isfinite(ratio) else UNKNOWN
 
 
-def _error(error: tuple[float, float, float] | None) -> str:
+def _error(error: Ratio | None) -> str:
     return UNKNOWN if error is None else f"{error[0]:.2f} ({error[1]:.2f} to {error[2]:.2f})"

@@ -93,17 +93,9 @@ _CONDITIONS = (
 )
 
 # Keys of a config that have their own columns, or that change only how precisely something is measured.
-_NOT_SETTINGS = frozenset(COLUMNS) | {
-    "grids",
-    "label",
-    "repeats",
-    "rerun",
-    "results_dir",
-    "size",
-    "timeout",
-    "tokens_per_batch",
-    "tracking",
-}
+_NOT_SETTINGS = frozenset(
+    (*COLUMNS, "grids", "label", "repeats", "rerun", "results_dir", "size", "timeout", "tokens_per_batch", "tracking")
+)
 
 
 def __getattr__(name: str) -> Any:

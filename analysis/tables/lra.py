@@ -23,8 +23,7 @@ SAME = {"flash": "softmax"}
 """Our names of mechanisms that the paper lists under another name."""
 PAPERS = {"accuracy": "Skeinformer (%)", "minutes_per_1000_steps": "Skeinformer, minutes per 1,000 steps"}
 OPTIONS = {"training": None, "model": ("dropout", "pooling"), "task": TASK_OPTIONS}
-"""Settings that belong to the protocol, by group; None: all settings of the group."""
-NO_OPTIONS = ("learning_rate",)
+"""Settings that belong to the protocol, by group; None: all settings of the group but the learning rate."""
 NEEDS = f"needs an ok record of bench=train with task={' or '.join(TASKS)}"
 
 
@@ -135,11 +134,10 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
         for group, names in OPTIONS.items():
             part = settings.get(group) or {}
             own |= {f"{group}.{key}": part[key] for key in part if names is None or key in names}
-        options.append({key: value for key, value in own.items() if key.partition(".")[2] not in NO_OPTIONS})
         task = {key: value for key, value in (settings.get("task") or {}).items() if key not in TASK_OPTIONS}
-        (rate,) = (own.get(f"training.{name}") for name in NO_OPTIONS)
-        rest.append(json.dumps([task, rate], sort_keys=True))
-    return cells.assign(options=[json.dumps(each, sort_keys=True) for each in options], rest=rest)
+        rest.append(json.dumps([task, own.pop("training.learning_rate", None)], sort_keys=True))
+        options.append(json.dumps(own, sort_keys=True))
+    return cells.assign(options=options, rest=rest)
 
 
 def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str, object], Difference]]:
