@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.controls import compared, losses
-from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, Array, Difference, verdicts
+from analysis.controls import compared, losses, mean
+from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
 
@@ -136,15 +136,11 @@ def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
             how: iter(verdicts(one for part, one in both if part[1] == how)) for how in (REMOVED, NUMERATOR, ALONE)
         }
         worth = [
-            Worth(branch, how, against, _mean(own), one, EARNS[next(words[how])[1]])
+            Worth(branch, how, against, mean(own), one, EARNS[next(words[how])[1]])
             for (branch, how, against, own), one in both
         ]
         if worth:
-            yield Attribution(kind, n, name, _mean(whole[name]), tuple(worth))
-
-
-def _mean(by_seed: dict[int, Array]) -> float:
-    return float(sum(own.mean() for own in by_seed.values()) / len(by_seed))
+            yield Attribution(kind, n, name, mean(whole[name]), tuple(worth))
 
 
 def _is_branch(known: pd.DataFrame, series: str, hybrid: str, branch: str) -> bool:

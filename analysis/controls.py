@@ -138,14 +138,18 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
     return Diagnosis(is_diagnostic, sentence, positive, negative)
 
 
+def mean(by_seed: dict[int, Array]) -> float:
+    """The mean over seeds and units."""
+    return float(np.mean([of.mean() for of in by_seed.values()]))
+
+
 def _right(errors: dict[int, Array]) -> str:
     """`34.1 % right`, the mean over seeds and units: that of guessing says that nobody learned the task."""
-    return f"{100 * (1 - np.mean([of.mean() for of in errors.values()])):.1f} % right"
+    return f"{100 * (1 - mean(errors)):.1f} % right"
 
 
 def _lowest(names: list[str], by_series: dict[str, dict[int, Array]]) -> str | None:
-    means = {name: np.mean([of.mean() for of in by_series[name].values()]) for name in names}
-    return min(means, key=lambda name: means[name]) if means else None
+    return min(names, key=lambda name: mean(by_series[name]), default=None)
 
 
 def said(one: Difference, of_classes: bool, units: str) -> str:

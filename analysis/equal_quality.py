@@ -120,7 +120,7 @@ def _speeds(frame: pd.DataFrame) -> pd.DataFrame:
 def _over_best(steps: pd.DataFrame, bench: str) -> pd.DataFrame:
     """Speed over the fastest exact softmax of the same cell (train_step: of the same model, task and batch)."""
     is_apart = bench == "train_step"
-    where = [name for name in STEP if name not in ("mechanism", "hyperparameters", "impl", "dtype")]
+    where = [name for name in STEP if name not in (*MECHANISM, "dtype")]
     steps = newest(steps, STEP) if is_apart else steps.sort_values("ended", ascending=False, kind="stable")
     own = where if is_apart else ["cell_id"]
     rows = []

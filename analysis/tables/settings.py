@@ -3,10 +3,9 @@
 import json
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from analysis.controls import NEEDS, compared, losses, numbers, units_of
+from analysis.controls import NEEDS, compared, losses, mean, numbers, units_of
 from analysis.paired import BETTER, EQUIVALENT, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
 
@@ -52,7 +51,7 @@ def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
     rows = rows.assign(setting=rows["cell_id"].map(changed), series=series(rows))
     for name, own in rows.groupby("setting", sort=False):
         by_series = losses(own)
-        means = {label: float(np.mean([of.mean() for of in seeds.values()])) for label, seeds in by_series.items()}
+        means = {label: mean(seeds) for label, seeds in by_series.items()}
         kinds = [set(own["series"][of(own)]) & means.keys() for of in (exact_softmax, controls)]
         if not all(kinds):
             continue

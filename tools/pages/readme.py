@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis import answer, formats
 from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attributions
-from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, compared, comparisons, diagnose, error_rates, losses
+from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, compared, comparisons, diagnose, error_rates, losses, mean
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
 from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
@@ -304,7 +303,8 @@ def _tasks(data: pd.DataFrame) -> str:
 def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
     """What part of the answers is right, of mechanisms and of the best control; bold if clearly better than that."""
     found, right = diagnose(rows), over_seeds(rows, "token_accuracy").set_index("series").sort_index()
-    ahead = [one["attention"] for one in comparisons(rows, key) if _is_ahead(one, found)]
+    against = [one for one in comparisons(rows, key) if one["against"] == found.negative]
+    ahead = [one["attention"] for one in against if one["verdict"] == BETTER]
     share = (100 * right[["value", "low", "high"]]).map("{:.0f}".format)
     of_seeds = rows[rows["metric"] == "token_accuracy"].groupby("series")["value"]
     solved = of_seeds.agg(lambda each: f"{(each >= SOLVED).sum()}/{len(each)}")
@@ -321,10 +321,6 @@ def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
         "best control": best,
         "no attention": alone,
     }
-
-
-def _is_ahead(one: dict[str, Any], found: Diagnosis) -> bool:
-    return one["against"] == found.negative and one["verdict"] == BETTER
 
 
 def _short(rows: pd.DataFrame, key: tuple[str, int]) -> str:
@@ -369,7 +365,7 @@ def _arena(data: pd.DataFrame) -> list[str]:
 def _in_arena(rows: pd.DataFrame) -> str:
     found, wrong = diagnose(rows), error_rates(rows)
     names = [name for name in (found.positive, found.negative) if name]
-    right = [100 * (1 - np.mean([of.mean() for of in wrong[name].values()])) for name in names]
+    right = [100 * (1 - mean(wrong[name])) for name in names]
     one = compared(*(wrong[name] for name in names)) if len(names) > 1 else None
     if one is None:
         return found.sentence
@@ -406,7 +402,7 @@ def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.Dat
     """One row for each series (the index), the best first: name, mean loss, differences to controls with verdicts."""
     anchors = {f"minus `{anchor}`": anchor for anchor in (found.positive, found.negative, NO_ATTENTION)}
     said = {(one["attention"], one["against"]): difference(one) for one in comparisons(rows, key)}
-    means = {name: float(np.mean([each.mean() for each in own.values()])) for name, own in losses(rows).items()}
+    means = {name: mean(own) for name, own in losses(rows).items()}
     is_control = rows.groupby("series")["control"].any()
     return pd.DataFrame.from_dict(
         {
