@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import attention_zoo
 from bench.plan import config
@@ -60,13 +59,8 @@ def _devices(info: attention_zoo.AttentionInfo) -> str:
 
 
 def _class(name: str) -> str:
-    found = type_of(name)
+    found = attention_zoo.attention_class(name)
     return f"{found.__module__}.{found.__qualname__}"
-
-
-def type_of(name: str) -> type[Any]:
-    """The class of a mechanism."""
-    return attention_zoo.registry.attention_class(name)
 
 
 def settings(name: str) -> str:
@@ -109,7 +103,7 @@ def packages() -> str:
         rows = []
         for name in names:
             info = attention_zoo.info(name)
-            says = (type_of(name).__doc__ or "").splitlines()[0]
+            says = (attention_zoo.attention_class(name).__doc__ or "").splitlines()[0]
             rows.append([f"`{name}`", says, f"`{info.complexity}`", _devices(info), info.paper])
         lines += [f"## {package}", "", zoo.table("name | what it is | time | runs on | paper", rows), ""]
         lines += ["Variants:", "", _variants(names), ""]
@@ -129,9 +123,9 @@ def classes() -> str:
     lines = []
     for name in own():
         lines += [f"## {name}", "", "```{eval-rst}", f".. autoclass:: {_class(name)}", "```", ""]
-    modules = dict.fromkeys(type_of(name).__module__ for names in _by_package().values() for name in names)
-    for module in modules:
+    others = [name for names in _by_package().values() for name in names]
+    for module in dict.fromkeys(attention_zoo.attention_class(name).__module__ for name in others):
         lines += [f"## {module.removeprefix('attention_zoo.')}", "", "```{eval-rst}", f".. automodule:: {module}"]
-        names = [name for name in attention_zoo.list_attentions() if type_of(name).__module__ == module]
+        names = [name for name in sorted(others) if attention_zoo.attention_class(name).__module__ == module]
         lines += [*(f".. autoclass:: {_class(name)}" for name in names), "```", ""]
     return "\n".join(lines)

@@ -78,7 +78,7 @@ def variants() -> list[list[str]]:
 @functools.cache
 def mechanisms_of_variants() -> dict[str, str]:
     """Variant -> mechanism."""
-    return {path.stem: _mechanism_of(path.stem) for path in (CONF / "attention").glob("*.yaml")}
+    return {path.stem: str(_merged(path.stem)["name"]) for path in (CONF / "attention").glob("*.yaml")}
 
 
 def _variant(path: Path) -> list[str]:
@@ -88,10 +88,6 @@ def _variant(path: Path) -> list[str]:
     mechanism = settings.pop("name")
     rows = "; ".join(f"{row.paper}: {row.row}" for row in ROWS if row.variant == name)
     return [f"`{name}`", f"`{mechanism}`", _settings(settings) if parent else "the defaults", purpose, rows]
-
-
-def _mechanism_of(variant: str) -> str:
-    return str(_merged(variant)["name"])
 
 
 def _merged(variant: str) -> dict[str, Any]:
@@ -112,6 +108,5 @@ def yes(flag: bool) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page())
     print(PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE)
