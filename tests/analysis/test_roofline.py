@@ -39,7 +39,7 @@ def records(rng):
     return [*made, exact("flash", 4096, rng, 40, 512, causal=True), exact("softmax", 4096, rng, 1, 1, status="oom")]
 
 
-def test_points_are_shares_under_the_roof(records):
+def test_points_are_shares_under_the_roof_and_the_caption_says_what_is_missing(records):
     figure = plot.figure(tidy(records))
     axes = panels(figure)
     assert list(axes) == ["not causal", "causal"]
@@ -60,10 +60,7 @@ def test_points_are_shares_under_the_roof(records):
     ((*at, size),) = points(figure, axes["causal"], "flash")
     np.testing.assert_allclose(at, [512, 40])
     assert size == long[2], "a length has one size in all panels"
-
-
-def test_the_caption_says_what_is_missing_and_what_an_exponential_costs(records):
-    text = caption(plot.figure(tidy(records)))
+    text = caption(figure)
     assert "Not measured: softmax at n = 4096 (OOM)." in text
     assert "longer contexts (n = 1k, 4k)" in text and "Synthetic CPU 9000" in text
     # 10^9 exponentials and 10^11 FLOPs per second, heads of 64.
