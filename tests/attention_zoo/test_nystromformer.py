@@ -9,6 +9,8 @@ from small import HEADS, H, assert_moments, heads_of, hidden_state, maker, paddi
 from transformers import NystromformerConfig
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
+from attention_zoo.nystromformer import pseudo_inverse
+
 CONVERGED = 32
 draw, make = sized(12), maker("nystromformer")
 PADDING = padding_at(12, [0, 3, 4, 5, 6, 10], slice(3, None))
@@ -69,6 +71,30 @@ def test_a_landmark_for_each_token_is_softmax_once_the_inverse_has_converged(m, 
     converged = make(num_landmarks=m, iterations=CONVERGED)(*given, mask)
     assert_within((converged - expected).abs().max(), torch.finfo(torch.float64).eps / smallest**2)
     assert (make(num_landmarks=m)(*given, mask) - expected).abs().max() > 1e-3, "6 iterations are not enough"
+
+
+def test_iterations_converge_to_the_pseudo_inverse_at_the_rate_of_the_polynomial():
+    """An eigenvalue x of A Z becomes x (13 - 15 x + 7 x^2 - x^3) / 4: 1 - x becomes (1 - x)^3 (3 + (1 - x)) / 4."""
+    kernel = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    column_sum, rounding = kernel.sum(1).amax(1), torch.finfo(torch.float64).eps * torch.linalg.cond(kernel).max() ** 2
+    missing = 1 - torch.linalg.svdvals(kernel).square() / column_sum[:, None]
+    for iterations in range(1, 15):
+        missing = missing**3 * (3 + missing) / 4
+        error = torch.eye(5) - kernel @ pseudo_inverse(kernel, iterations)
+        expected = torch.linalg.norm(missing, dim=-1)
+        assert_near(torch.linalg.norm(error, dim=(1, 2)), expected, 1e-9, smallest=1e9 * rounding)
+    inverse = pseudo_inverse(kernel, CONVERGED)
+    assert_near(
+        inverse, torch.linalg.pinv(kernel), torch.finfo(torch.float64).eps * torch.linalg.cond(kernel).max() ** 2
+    )
+
+
+def test_equal_tokens_in_a_segment_are_softmax():
+    """Landmarks lose nothing if a segment's tokens are equal: rows and columns of the softmax repeat, rank m."""
+    query, key, value = (tensor.repeat_interleave(3, 2) for tensor in qkv(4, scale=3))
+    output = make(num_landmarks=4, iterations=CONVERGED)(query, key, value)
+    # B sums over three equal keys what A has once; its rows are normalised, so that they agree.
+    torch.testing.assert_close(output, softmax(query, key, value), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("m", [1, 2, 5, 12, 20])

@@ -37,6 +37,16 @@ def test_it_is_the_formula(coefficients, causal, given):
     assert_close(out, by_the_formula(*qkv(), coefficients, causal=causal, mask=mask, **formula))
 
 
+@pytest.mark.parametrize("degree", [1, 2, 4])
+@pytest.mark.parametrize(
+    "given", [{}, {"scale": 0.4, "bias": 0.7}, {"bias": 0}, {"causal": True, "qk_layernorm": True}]
+)
+def test_the_square_of_a_monomial_is_polynomial_attention(degree, given):
+    monomial = [0] * degree + [1]
+    expected = make("polynomial", degree=2 * degree, **({"bias": 1} | given))(*qkv())
+    assert_close(make(coefficients=monomial, **({"bias": 1} | given))(*qkv()), expected)
+
+
 def test_defaults_are_those_of_the_thesis():
     """1 + x + x^2 + x^3 behind an affine layer norm, and nothing added to the row sum, unlike in section 4.1."""
     attention, (query, key, value) = make(qk_layernorm=True), qkv()

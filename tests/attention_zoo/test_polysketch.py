@@ -138,6 +138,16 @@ def test_causal_equals_the_definition_weight_by_weight(sketch, degree, block_siz
 
 
 @every_sketch
+@pytest.mark.parametrize("degree, block_size", [(4, N), (8, None)])
+def test_one_local_block_is_exact_polynomial_attention(sketch, degree, block_size):
+    attention = make(sketch=sketch, degree=degree, causal=True, local=True, block_size=block_size)
+    exact = polynomial(degree=degree, causal=True)
+    if sketch != "learned":  # whose exact weights have norms of their own
+        exact.layernorm.load_state_dict(moved(attention).layernorm.state_dict())
+    assert_close(attention(*qkv()), exact(*qkv()))
+
+
+@every_sketch
 @pytest.mark.parametrize("causal", [False, True])
 def test_degree_two_needs_no_sketch(sketch, causal):
     settings = {"degree": 2, "causal": causal, "scale": 0.3, "bias": 2.0}
