@@ -16,6 +16,7 @@ _MODEL = ["attention", "hyperparameters", "impl", "layers"]
 PANEL = ["kind", "seq_len"]
 """Trained models are compared within one task and length."""
 _MADE = ["kind", "task", "work", "settings", "series", "layers", "rate", "rates"]
+_MACHINE = ["device_name", "cpu_model"]
 MOST_NAMED = 6
 BUSY = 0.05
 """If other processes ran on its cores for a larger share of the time, a training's times are ignored."""
@@ -28,17 +29,19 @@ TASK_OPTIONS = ("mask",)
 def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
     """The comparable cells of bench=train (of these tasks), failed ones included, and sentences for the caption.
 
-    For each mechanism, task and length only the best learning rate is kept: the one with the lowest final validation
-    loss (mean over seeds; a failed run counts as infinite, and where all rates have such runs, medians decide; not
-    one with fewer seeds than another). New columns: `kind` (the task, its text, and its settings that differ in the
-    frame), `task` (its settings, JSON), `work` (see `work`), `series`, `layers` of the model, the learning `rate`,
-    and the `rates` that were tried.
+    Models that were trained on different CPUs compare; `timed` keeps one machine. For each mechanism, task and length
+    only the best learning rate is kept: the one with the lowest final validation loss (mean over seeds; a failed run
+    counts as infinite, and where all rates have such runs, medians decide; not one with fewer seeds than another). New
+    columns: `kind` (the task, its text, and its settings that differ in the frame), `task` (its settings, JSON), `work`
+    (see `work`), `series`, `layers` of the model, the learning `rate`, and the `rates` that it was chosen from.
     """
     chosen = frame[(frame["bench"] == "train") & (frame["inputs"].isin(tasks) | (not tasks))]
     require_ok(chosen, "bench=train" + (f" with task={' or '.join(tasks)}" if tasks else ""))
     parts, notes = [], []
     for _, panel in _unpacked(chosen.drop_duplicates("cell_id")).groupby(PANEL):
         cells = _beside_attention(panel)
+        # CPUs differ in how they round, which changes what a model learns less than its seed does.
+        cells = cells.assign(**{name: cells[name].where(cells["device"] != "cpu", "any") for name in _MACHINE})
         settled, more = settle(cells, facets=("seed",)) if (cells["status"] == "ok").any() else (cells, [])
         parts.append(settled)
         notes += more
@@ -81,8 +84,9 @@ def over_seeds(data: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def timed(data: pd.DataFrame) -> pd.DataFrame:
-    """The rows of training steps per second, without the runs that shared their cores with other processes."""
-    return data[(data["metric"] == "steps_per_second") & ~(data["busy"] > BUSY)]
+    """The rows of training steps per second: of each panel those of one machine that shared their cores with nobody."""
+    quiet = data[(data["metric"] == "steps_per_second") & ~(data["busy"] > BUSY)]
+    return quiet[quiet["device_name"] == quiet.groupby(PANEL)["device_name"].transform(lambda names: names.mode()[0])]
 
 
 def with_settings(rows: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
@@ -194,7 +198,7 @@ def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
 
 
 def _tuned(cells: pd.DataFrame, ends: pd.Series) -> pd.DataFrame:
-    """Keep each mechanism's cells with its best learning rate; `rates` lists those that were tried.
+    """Keep each mechanism's cells with its best learning rate; `rates` lists those that it was chosen from.
 
     The best has the least mean of `ends`, the final validation losses by cell, over seeds, as comparisons are of
     means; a run that failed has an infinite one, and where all rates have such runs, medians decide. A rate with fewer
@@ -203,9 +207,9 @@ def _tuned(cells: pd.DataFrame, ends: pd.Series) -> pd.DataFrame:
     model = cells.groupby([*PANEL, *_MODEL], dropna=False).ngroup()
     cells = cells.assign(end=cells["cell_id"].map(ends).fillna(math.inf), model=model)
     by_rate = cells.groupby(["model", "rate"])["end"].agg(["count", "mean", "median"]).reset_index()
-    ranked = by_rate.sort_values(["count", "mean", "median"], ascending=[False, True, True])
-    best = ranked.drop_duplicates("model").set_index("model")["rate"]
-    tried = by_rate.groupby("model")["rate"].agg(lambda rates: ", ".join(f"{rate:g}" for rate in rates))
+    whole = by_rate[by_rate["count"] == by_rate.groupby("model")["count"].transform("max")]
+    best = whole.sort_values(["mean", "median"]).drop_duplicates("model").set_index("model")["rate"]
+    tried = whole.groupby("model")["rate"].agg(lambda rates: ", ".join(f"{rate:g}" for rate in rates))
     several = cells["model"].map(by_rate["model"].value_counts()) > 1
     cells = cells[~several | (cells["rate"] == cells["model"].map(best))]
     return cells.assign(rates=cells["model"].map(tried).fillna("")).sort_values("model", kind="stable")
