@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis import __main__ as cli
+from analysis.training import trained_cells
 from bench.records.store import Store
 from tools.pages import readme
 
@@ -70,13 +71,26 @@ def test_what_the_readme_says_is_made_from_the_records_whatever_stands_there():
 
 
 def test_how_much_losses_still_move_is_what_docs_training_says():
-    rows = readme.load(readme.QUALITY).query("inputs == 'language_modelling' and metric == 'validation_loss'")
+    rows = trained_cells(readme.load(readme.QUALITY), ["language_modelling"])[0].query("metric == 'validation_loss'")
     means = {key: np.stack([*own]).mean(0) for key, own in rows.groupby(["attention", "seq_len"])["raw"]}
     page = " ".join((RESULTS.parent / "docs" / "training.md").read_text().split())
     fall = [f"{before - last:.2f}" for *_, before, last in (means["flash", 512], means["local_sliding", 512])]
     behind = [[f"{one:.3f}" for one in means["linear", n] - means["identity", n]] for n in (512, 1024)]
     for numbers in (fall, *behind):
         assert f"{', '.join(numbers[:-1])} and {numbers[-1]}" in page
+
+
+def test_another_cpu_changes_a_loss_as_docs_training_says():
+    page = " ".join((RESULTS.parent / "docs" / "training.md").read_text().split())
+    keys = ["attention", "seq_len", "seed", "settings"]
+    losses = [
+        frame.query("inputs == 'language_modelling' and metric == 'loss'").set_index(keys)["value"]
+        for frame in (readme.load(readme.QUALITY), readme.load(RESULTS / "other_cpu"))
+    ]
+    both = pd.concat(losses, axis=1, join="inner").round(3).droplevel(keys[1:])
+    assert list(both.index) == ["flash", "identity"]
+    for name, (one, other) in zip(both.index, both.to_numpy(), strict=True):
+        assert f"of {one:.3f} and {other:.3f} with `{name}`" in page
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -33,6 +33,7 @@ MADE: dict[str, Callable[..., str]] = {
     "sentence": answers.sentence,
     "pathfinder": pathfinder.learned,
     "searched": search.tried,
+    "rates": search.rates,
     "notebook": notebook_page.page,
 }
 

@@ -1,11 +1,21 @@
-"""What docs/training.md says of the settings in which context helps is what the committed records say."""
+"""What docs/training.md says of settings in which context helps, and of rates, is what the committed records say."""
 
 import json
+import lzma
 import re
 from collections import defaultdict
 from statistics import mean
 
 from tools.pages import readings, search
+
+
+def last_validation_loss(path, record):
+    """It stands in the record, or in its samples where the list is long."""
+    found = record["measurements"]["validation"]
+    if isinstance(found, str):
+        samples = path.parents[1] / "samples" / f"{path.name}.xz"
+        found = json.loads(lzma.decompress(samples.read_bytes()))["validation"]
+    return found[-1]["loss"]
 
 
 def test_each_row_is_a_whole_setting_and_its_numbers_are_those_of_the_files():
@@ -31,3 +41,24 @@ def test_each_row_is_a_whole_setting_and_its_numbers_are_those_of_the_files():
     for _, softmax, window, difference, _, _ in rows:
         value, low, high = (float(number) for number in re.findall(r"[+-]\d\.\d+", difference))
         assert abs(value - (float(softmax) - float(window))) < 0.0011 and low < value < high
+
+
+def test_other_rates_are_compared_by_the_seeds_that_both_have():
+    losses = defaultdict(dict)
+    for path in (readings.RESULTS / "quality" / "records").glob("*.json"):
+        record = json.loads(path.read_text())
+        config, data = record["config"], record["config"].get("task", {})
+        if data.get("name") == "language_modelling" and config["bench"]["name"] == "train" and config["seq_len"] == 512:
+            kind = config["label"], config["training"]["learning_rate"]
+            losses[kind][config["seed"]] = last_validation_loss(path, record)
+    table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in search.rates().splitlines()]
+    header, rows = table[0], table[2:]
+    assert header[1] == f"loss at {search.RATE}" and rows
+    others = [float(name.removeprefix("minus it, at ")) for name in header[2:]]
+    for name, usual, *differences in rows:
+        own = losses[name, search.RATE]
+        assert usual == f"{mean(own.values()):.3f} ({len(own)})"
+        for rate, difference in zip(others, differences, strict=True):
+            both = [loss - own[seed] for seed, loss in losses[name, rate].items() if seed in own]
+            assert difference == (f"{mean(both):+.3f} ({len(both)})" if both else "")
+    assert {name for name, *_ in rows} == {label for label, rate in losses if rate != search.RATE}
