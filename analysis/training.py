@@ -86,7 +86,8 @@ def over_seeds(data: pd.DataFrame, metric: str) -> pd.DataFrame:
 def timed(data: pd.DataFrame) -> pd.DataFrame:
     """The rows of training steps per second: of each panel those of one machine that shared their cores with nobody."""
     quiet = data[(data["metric"] == "steps_per_second") & ~(data["busy"] > BUSY)]
-    return quiet[quiet["device_name"] == quiet.groupby(PANEL)["device_name"].transform(lambda names: names.mode()[0])]
+    machine = quiet["device_name"].fillna("")
+    return quiet[machine == machine.groupby([quiet[key] for key in PANEL]).transform(lambda names: names.mode()[0])]
 
 
 def with_settings(rows: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:

@@ -50,8 +50,8 @@ class Capacity(Benchmark):
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Recall by the number of pairs, doubled until all draws fail, then the capacity of each draw.
 
-        The capacity is found by bisection between the last doubling that succeeds and the first that fails: exact below
-        64 pairs, else to 1/64. With more pairs, a draw keeps its earlier ones. Inputs are used only to check the
+        The capacity is found by bisection between the last doubling that succeeds and the first that fails: exact up
+        to 128 pairs, else to 1/64. With more pairs, a draw keeps its earlier ones. Inputs are used only to check the
         decoding steps; a trained model as inputs gives the mechanism its weights.
 
         Returns:
@@ -150,7 +150,7 @@ class Draw:
 
     def capacity(self, share: float, most: int) -> int:
         """The largest number of pairs with at least this share right, up to the first doubling that fails."""
-        return largest_fitting(lambda count: self.right(count) >= share, 1, most, exact=64)
+        return largest_fitting(lambda count: self.right(count) >= share, 1, most)
 
     def state_bytes(self, count: int) -> float:
         """Bytes of one head's state with `count` pairs."""

@@ -110,8 +110,8 @@ def run_at(context: CellContext, name: str, sizes: Mapping[str, int]) -> None:
     Pass(name, attention, (query, key, value)).run_unprepared()
 
 
-def largest_fitting(fits: Callable[[int], bool], first: int, limit: int, exact: int = 128) -> int:
-    """The largest size that fits, at most `limit`; exact up to `exact`, to about 1/64 above that; 0 if none fits.
+def largest_fitting(fits: Callable[[int], bool], first: int, limit: int) -> int:
+    """The largest size that fits, at most `limit`; exact up to 128, to 1/64 above that; 0 if none fits.
 
     Doubles from `first` on until a size does not fit, then bisects; tries each size once.
     """
@@ -119,7 +119,7 @@ def largest_fitting(fits: Callable[[int], bool], first: int, limit: int, exact: 
     while high <= limit and fits(high):
         low, high = high, min(2 * high, limit) if high < limit else limit + 1
     high = min(high, limit + 1)
-    while high - low > max(1, (low + 128 - exact) // 64):
+    while high - low > max(1, low // 64):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low

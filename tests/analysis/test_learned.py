@@ -50,6 +50,8 @@ def test_models_of_two_cpus_compare_and_their_times_do_not(rng):
     data, _ = trained_cells(tidy(moved))
     assert set(data["series"]) == {"softmax", "performer"} and data["device_name"].nunique() == 2
     assert timed(data)["device_name"].nunique() == 1 < timed(trained_cells(tidy(own))[0])["series"].nunique()
+    unknown = [dataclasses.replace(one, machine={}) for one in own]
+    assert len(timed(trained_cells(tidy(unknown))[0])) == len(timed(trained_cells(tidy(own))[0]))
     of_a_gpu = [dataclasses.replace(one, config=one.config | {"device": "cuda:0"}) for one in moved]
     assert trained_cells(tidy(of_a_gpu))[0]["device_name"].nunique() == 1
 
