@@ -35,6 +35,8 @@ NOT_FINITE = ("nan", "inf", "-inf")
 LARGEST_NUMBER = 1e150
 # A key in the second file, beside the measurements; no benchmark uses it.
 _SUMMARY = "summary."
+_IN_SAMPLES = "in samples/"
+_FOR_PROGRAMS = ("metrics", "raw")
 
 
 class Store:
@@ -174,8 +176,9 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
     """
     (short, long), (summary, raw) = _split(record.measurements), _split(record.summary)
     if long and "metrics" in summary:
-        # People read the headline, programs the metrics.
-        summary["metrics"], raw["metrics"] = "in samples/", summary["metrics"]
+        # People read the headline, programs the metrics and the lists that they were made from.
+        moved = {key: value for key, value in record.summary.items() if key in _FOR_PROGRAMS}
+        summary, raw = summary | dict.fromkeys(moved, _IN_SAMPLES), raw | moved
     fields = {**vars(record), "measurements": short, "summary": summary}
     long |= {_SUMMARY: _once(raw, {json.dumps(values): place for place, values in _lists(long)})} if raw else {}
     if not long:
@@ -223,7 +226,7 @@ def _split(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
             if below:
                 long[key] = below
         elif isinstance(value, list) and (count := _count(value)) > READABLE:
-            short[key], long[key] = f"{count} numbers, in samples/", value
+            short[key], long[key] = f"{count} numbers, {_IN_SAMPLES}", value
     return short, long
 
 
@@ -253,6 +256,8 @@ def _again(raw: dict[str, Any], lists: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def _joined(short: Any, long: dict[str, Any]) -> dict[str, Any]:
+    if short == _IN_SAMPLES:
+        return long
     if not isinstance(short, dict):
         raise RecordError("its samples are of other measurements")
     return short | {

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import gzip
+import hashlib
 import itertools
 import json
 import lzma
@@ -63,16 +64,34 @@ def test_long_lists_with_nan_have_the_other_file(tmp_path):
     source = changed(measurements=LONG, summary={**SUMMARY, "raw": {"4": ["nan", 1.5, "inf", "-inf"] * READABLE}})
     store = Store(tmp_path)
     written = json.loads(store.write(source).read_text())["summary"]["raw"]
-    assert written == {"4": f"{4 * READABLE} numbers, in samples/"} and store.load() == [source]
+    assert written == "in samples/" and store.load() == [source]
 
 
-def test_metrics_are_beside_the_samples_that_they_come_from(tmp_path):
+def test_what_programs_read_of_a_summary_is_beside_the_samples_that_it_comes_from(tmp_path):
     metrics = [{"metric": "loss", "value": 1.5, "unit": "nats"}]
-    for number, (measured, written) in enumerate([(LONG, "in samples/"), ({"loss": 1.5}, metrics)]):
-        source = changed(measurements=measured, summary={**SUMMARY, "metrics": metrics})
+    summary = {**SUMMARY, "metrics": metrics, "raw": {"0": [1.5]}}
+    moved = {"metrics": "in samples/", "raw": "in samples/"}
+    for number, (measured, written) in enumerate([(LONG, moved), ({"loss": 1.5}, {})]):
+        source = changed(measurements=measured, summary=summary)
         store = Store(tmp_path / str(number))
-        assert json.loads(store.write(source).read_text())["summary"] == {**SUMMARY, "metrics": written}
+        assert json.loads(store.write(source).read_text())["summary"] == summary | written
         assert store.load() == [source]
+
+
+def test_a_summary_with_short_lists_in_its_record_is_read(tmp_path):
+    """So were they written before: a note in place of each long list alone."""
+    source = changed(measurements=LONG, summary={**SUMMARY, "raw": {"0": LONG["norms"], "1": [1.5]}})
+    store = Store(tmp_path)
+    path = store.write(source)
+    samples = store.samples_file(path.name)
+    long = json.loads(lzma.decompress(samples.read_bytes()))
+    long["summary."]["raw"].pop("1")
+    samples.write_bytes(lzma.compress(json.dumps(long).encode()))
+    record = json.loads(path.read_text())
+    record["summary"]["raw"] = {"0": "numbers, in samples/", "1": [1.5]}
+    record["samples_sha256"] = hashlib.sha256(json.dumps(long).encode()).hexdigest()
+    path.write_text(json.dumps(record))
+    assert store.load() == [source]
 
 
 def test_a_list_that_the_summary_repeats_is_written_once(tmp_path):
