@@ -41,7 +41,7 @@ class Train(Benchmark):
 
     name: ClassVar[str] = "train"
     trains: ClassVar[bool] = True
-    headline_format: ClassVar[str] = "loss {loss}, right {example_accuracy}, {steps_per_second}"
+    headline_format: ClassVar[str] = "loss {loss}, right {token_accuracy}, {steps_per_second}"
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Train from the newest good checkpoint of this cell on, or from the beginning.

@@ -82,12 +82,16 @@ class Metric:
             raise ValueError(f"measured_pass={self.measured_pass!r}: must be one of {', '.join(PASSES)}")
 
     def _require(self, lowest: float, highest: float) -> None:
-        values = np.append([] if self.raw is None else self.raw, float(self.value))
-        # NaN means that there is no value.
-        impossible = values[~np.isnan(values) & ~((values >= lowest) & (values <= highest) & np.isfinite(values))]
-        if impossible.size:
-            number = f"{self.metric}={impossible[0]:g} {self.unit}"
-            raise ValueError(f"{number}: must be finite, from {lowest:g} to {highest:g}")
+        # What a unit of replication contributes to a mean loss may be negative, the mean may not.
+        least = -math.inf if self.unit == "nats" else lowest
+        for values, low in ((np.array([float(self.value)]), lowest), (self.raw, least)):
+            if values is None:
+                continue
+            # NaN means that there is no value.
+            impossible = values[~np.isnan(values) & ~((values >= low) & (values <= highest) & np.isfinite(values))]
+            if impossible.size:
+                number = f"{self.metric}={impossible[0]:g} {self.unit}"
+                raise ValueError(f"{number}: must be finite, from {low:g} to {highest:g}")
 
     def as_json(self) -> dict[str, Any]:
         """The fields that differ from their defaults; numbers that JSON has not are texts, NaN in `raw` is null."""

@@ -3,11 +3,13 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from loops import LENGTH, VOCABULARY, Letters, classifier, trained, trainer, weights
 from refusals import refused
 
+from bench.records.metrics import Metric
 from bench.tasks import IGNORED, Batch
 from bench.training import checkpoint
 from bench.training.evaluation import linearised
@@ -145,6 +147,17 @@ def test_units_of_other_sizes_make_the_share_of_right_answers_and_its_interval()
     assert (values.var() / 200).item() == pytest.approx(jackknife.item(), rel=0.03)
     # A unit without answers is one of the units, too.
     assert linearised([3.0, 0.0, 1.0], [4, 0, 4]) == pytest.approx([0.875, 0.5, 0.125])
+
+
+def test_a_large_unit_with_a_small_loss_contributes_less_than_nothing():
+    """A record with it is one: a model that is nearly always right has such units."""
+    contributions = np.array(linearised([0.0, 9.0], [8, 2]))
+    assert contributions.min() < 0 and contributions.mean() == pytest.approx(0.9)
+    assert Metric("loss_by_unit", 0.9, "nats", raw=contributions).raw is contributions
+    with pytest.raises(ValueError, match="loss=-1 nats: must be finite, from 0 to inf"):
+        Metric("loss", -1.0, "nats", raw=contributions)
+    with pytest.raises(ValueError, match="loss_by_unit=inf nats: must be finite"):
+        Metric("loss_by_unit", 0.9, "nats", raw=np.array([math.inf, 1.0]))
 
 
 def test_accumulated_parts_of_a_padded_batch_are_the_whole_one():
