@@ -7,8 +7,8 @@ from analysis.training import with_settings
 from tools.pages import readings, readme, zoo
 
 SOFTMAX, WINDOW = "flash", "local_sliding"
-N, RATE = 512, 0.01
-"""Of the README's language models, which were first trained at this learning rate."""
+TASKS_AT = {0.01: ("language_modelling",), 0.003: ("associative_recall", "fuzzy_recall", "image", "retrieval", "text")}
+"""The learning rates at which the models of these tasks were first trained."""
 
 
 def tried() -> str:
@@ -26,20 +26,24 @@ def tried() -> str:
     return zoo.table("setting | softmax | window of 64 | softmax minus window (nats) | seeds | tested on", rows)
 
 
-def rates() -> str:
-    """A row for each mechanism of language modelling at n = 512 that was trained at several learning rates.
+def rates(*tasks: str) -> str:
+    """A row for each mechanism, task and length that was trained at several learning rates.
 
     Validation losses, and their means over the seeds that a rate shares with the usual one, minus that one's.
     """
     frame = load(readings.RESULTS / "quality")
-    ends = frame.query("bench == 'train' and inputs == 'language_modelling' and metric == 'validation_loss'")
-    ends = with_settings(ends[ends["seq_len"] == N], {"rate": ("training", "learning_rate")})
-    losses = ends.assign(series=series(ends)).pivot_table(index=["series", "seed"], columns="rate", values="value")
-    others = sorted(set(losses) - {RATE})
+    ends = frame[(frame["bench"] == "train") & frame["inputs"].isin(tasks) & (frame["metric"] == "validation_loss")]
+    ends = with_settings(ends, {"rate": ("training", "learning_rate")})
+    models = ["inputs", "seq_len", "batch_size", "settings", "series", "seed"]
+    losses = ends.assign(series=series(ends)).pivot_table(index=models, columns="rate", values="value")
+    usual = next(rate for rate, of_rate in TASKS_AT.items() if tasks[0] in of_rate)
+    others = sorted(set(losses) - {usual})
     rows = []
-    for name, own in losses.groupby("series"):
-        changes = [(own[rate] - own[RATE]).dropna() for rate in others]
+    for (task, n, *_, name), own in losses.groupby(models[:-1]):
+        changes = [(own[rate] - own[usual]).dropna() for rate in others]
         if any(map(len, changes)):
             cells = (f"{change.mean():+.3f} ({len(change)})" if len(change) else "" for change in changes)
-            rows.append([f"`{name}`", f"{own[RATE].mean():.3f} ({own[RATE].count()})", *cells])
-    return zoo.table(" | ".join(["mechanism", f"loss at {RATE}", *(f"minus it, at {rate:g}" for rate in others)]), rows)
+            of = f"{task.replace('_', ' ')}, n = {n:,}"
+            rows.append([of, f"`{name}`", f"{own[usual].mean():.3f} ({own[usual].count()})", *cells])
+    minus = (f"minus it, at {rate:g}" for rate in others)
+    return zoo.table(" | ".join(["task", "mechanism", f"loss at {usual:g}", *minus]), rows)

@@ -6,6 +6,8 @@ import re
 from collections import defaultdict
 from statistics import mean
 
+import pytest
+
 from tools.pages import readings, search
 
 
@@ -43,22 +45,25 @@ def test_each_row_is_a_whole_setting_and_its_numbers_are_those_of_the_files():
         assert abs(value - (float(softmax) - float(window))) < 0.0011 and low < value < high
 
 
-def test_other_rates_are_compared_by_the_seeds_that_both_have():
+@pytest.mark.parametrize(
+    ("first", "tasks"), [(0.01, ["language_modelling"]), (0.003, ["associative_recall", "fuzzy_recall"])]
+)
+def test_other_rates_are_compared_by_the_seeds_that_both_have(first, tasks):
     losses = defaultdict(dict)
     for path in (readings.RESULTS / "quality" / "records").glob("*.json"):
         record = json.loads(path.read_text())
-        config, data = record["config"], record["config"].get("task", {})
-        if data.get("name") == "language_modelling" and config["bench"]["name"] == "train" and config["seq_len"] == 512:
-            kind = config["label"], config["training"]["learning_rate"]
-            losses[kind][config["seed"]] = last_validation_loss(path, record)
-    table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in search.rates().splitlines()]
+        config, task = record["config"], record["config"].get("task", {}).get("name")
+        if task in tasks and config["bench"]["name"] == "train":
+            of = f"{task.replace('_', ' ')}, n = {config['seq_len']:,}", config["label"]
+            losses[*of, config["training"]["learning_rate"]][config["seed"]] = last_validation_loss(path, record)
+    table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in search.rates(*tasks).splitlines()]
     header, rows = table[0], table[2:]
-    assert header[1] == f"loss at {search.RATE}" and rows
-    others = [float(name.removeprefix("minus it, at ")) for name in header[2:]]
-    for name, usual, *differences in rows:
-        own = losses[name, search.RATE]
+    assert header[2] == f"loss at {first:g}" and rows
+    others = [float(name.removeprefix("minus it, at ")) for name in header[3:]]
+    for task, name, usual, *differences in rows:
+        own = losses[task, name, first]
         assert usual == f"{mean(own.values()):.3f} ({len(own)})"
         for rate, difference in zip(others, differences, strict=True):
-            both = [loss - own[seed] for seed, loss in losses[name, rate].items() if seed in own]
+            both = [loss - own[seed] for seed, loss in losses[task, name, rate].items() if seed in own]
             assert difference == (f"{mean(both):+.3f} ({len(both)})" if both else "")
-    assert {name for name, *_ in rows} == {label for label, rate in losses if rate != search.RATE}
+    assert {tuple(row[:2]) for row in rows} == {tuple(of) for *of, rate in losses if rate != first}
