@@ -27,6 +27,7 @@ from bench.records.plans import Durations, SavedCell, SavedPlan, duration
 from bench.records.record import FAILED
 from bench.records.store import Store, latest
 from bench.records.summary import Results
+from bench.records.table import settings_apart
 
 INTERVAL_S = 2.0
 # Only the first of the running and failed cells are listed.
@@ -47,7 +48,14 @@ class State:
 
     def __init__(self, store: Store, plan: SavedPlan) -> None:
         self.plan = plan
-        self.running = list(_running(store, plan.cells))  # before the records: a cell that ends now is not waiting
+        aparts = settings_apart([cell.config for cell in plan.cells])
+        self.titles = {
+            cell.cell_id: " ".join(filter(None, (cell.title, apart)))
+            for cell, apart in zip(plan.cells, aparts, strict=True)
+        }
+        self.running = list(
+            _running(store, plan.cells, self.titles)
+        )  # before the records: a cell that ends now is not waiting
         standing = latest(store.of_cells(cell.cell_id for cell in plan.cells))
         busy = {running.cell.cell_id for running in self.running}
         idle = [cell for cell in plan.cells if cell.cell_id not in busy]
@@ -80,7 +88,7 @@ class State:
         return left / len(self.running)
 
 
-def _running(store: Store, cells: Iterable[SavedCell]) -> Iterator[Running]:
+def _running(store: Store, cells: Iterable[SavedCell], titles: Mapping[str, str]) -> Iterator[Running]:
     """The cells that are being measured: those with a scratch folder and a held lock."""
     folder = store.root / "scratch"
     with contextlib.suppress(OSError):
@@ -96,7 +104,7 @@ def _running(store: Store, cells: Iterable[SavedCell]) -> Iterator[Running]:
                 with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
                     progress = Progress.decode((folder / name / "progress").read_text()).text
                 since = "" if seconds is None else f"for {duration(seconds)}"
-                where = f"{cell.title}: on {held.get('host', '?')}, process {held.get('pid', '?')}"
+                where = f"{titles[cell.cell_id]}: on {held.get('host', '?')}, process {held.get('pid', '?')}"
                 yield Running(cell, seconds, ", ".join(filter(None, (where, _job(held.get("job")), since, progress))))
 
 
@@ -115,7 +123,9 @@ def report(state: State) -> str:
     if state.code == UNFINISHED:
         left = state.seconds_left()
         lines.append(f"time left: {'unknown' if left is None else f'about {duration(left)}'}")
-    failed = [f"{cell.title}: {', '.join(filter(None, (r.status, r.reason)))}" for cell, r in state.failed]
+    failed = [
+        f"{state.titles[cell.cell_id]}: {', '.join(filter(None, (r.status, r.reason)))}" for cell, r in state.failed
+    ]
     for kind, each in {"running": [running.text for running in state.running], "failed": failed}.items():
         lines += [f"{kind:8} {text}" for text in each[:MOST]]
         if len(each) > MOST:

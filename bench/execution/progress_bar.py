@@ -12,7 +12,7 @@ from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.records.record import Record
 from bench.records.store import Store
-from bench.records.table import line
+from bench.records.table import line, settings_apart
 
 # Between the lines in a log file that report a cell's progress.
 LOG_INTERVAL_S = 60.0
@@ -23,7 +23,7 @@ class ProgressBar:
 
     Args:
         store: the records.
-        total: number of cells to measure.
+        cells: what is to be measured.
         on_records: called with all records of a cell each time the cell has ended, for any reason.
         on_progress: called now and then with a cell's progress.
         quiet: print nothing.
@@ -32,7 +32,7 @@ class ProgressBar:
     def __init__(
         self,
         store: Store,
-        total: int,
+        cells: Sequence[Cell],
         on_records: Callable[[Sequence[Record]], None] | None = None,
         on_progress: Callable[[Cell, Progress], None] = lambda cell, progress: None,
         quiet: bool = False,
@@ -40,10 +40,12 @@ class ProgressBar:
         self._store, self._quiet = store, quiet
         self._on_records, self._pass_on_progress = on_records, on_progress
         self._running: dict[str, str] = {}
-        self._total, self._ended, self._last_line = total, 0, time.monotonic()
+        aparts = settings_apart([cell.config for cell in cells])
+        self._aparts = {cell.cell_id: apart for cell, apart in zip(cells, aparts, strict=True)}
+        self._ended, self._last_line = 0, time.monotonic()
         self._terminal = sys.stderr.isatty()
-        hidden = quiet or not (total and self._terminal)
-        self._bar = tqdm(total=total, unit="cell", disable=hidden, mininterval=0.5, maxinterval=0.5)
+        hidden = quiet or not (cells and self._terminal)
+        self._bar = tqdm(total=len(cells), unit="cell", disable=hidden, mininterval=0.5, maxinterval=0.5)
 
     def close(self) -> None:
         """Remove the bar."""
@@ -51,7 +53,7 @@ class ProgressBar:
 
     def on_cell_start(self, cell: Cell) -> None:
         """A cell's measurement begins."""
-        self._running[cell.cell_id] = cell.title
+        self._running[cell.cell_id] = self._title(cell)
         self._describe()
 
     def on_progress(self, cell: Cell, progress: Progress) -> None:
@@ -60,7 +62,7 @@ class ProgressBar:
             self._bar.set_postfix_str(progress.text)
         if not (self._terminal or self._quiet) and time.monotonic() > self._last_line + LOG_INTERVAL_S:
             self._last_line = time.monotonic()
-            say(f"{cell.title}: {progress.text}")
+            say(f"{self._title(cell)}: {progress.text}")
         self._pass_on_progress(cell, progress)
 
     def on_cell_end(self, cell: Cell) -> None:
@@ -76,8 +78,12 @@ class ProgressBar:
             self._bar.update()
             self._ended += 1
             if not self._quiet:
-                say(line(records[-1]) + ("" if self._terminal else f"  ({self._ended} of {self._total})"))
+                done = "" if self._terminal else f"  ({self._ended} of {len(self._aparts)})"
+                say(line(records[-1], self._aparts[cell.cell_id]) + done)
         self._describe()
+
+    def _title(self, cell: Cell) -> str:
+        return " ".join(filter(None, (cell.title, self._aparts[cell.cell_id])))
 
     def _describe(self) -> None:
         titles = list(self._running.values())

@@ -127,7 +127,7 @@ def run_sweep(
         print(f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already", file=sys.stderr)
         for line in to_make(todo, store):
             print(line, file=sys.stderr)
-    bar = ProgressBar(store, len(todo), on_records, on_progress, quiet)
+    bar = ProgressBar(store, todo, on_records, on_progress, quiet)
     with interrupts.caught(), contextlib.closing(bar):
         executors.run(sweep.executor, runner, todo, bar)
     if sweep.settings.rerun == "all":

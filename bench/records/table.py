@@ -12,21 +12,25 @@ from bench.records.record import Record, RecordError
 from bench.records.statistics import Comparison, overtakings
 from bench.records.summary import headline, quantities
 
-COLUMNS = ("status", "bench", "attention", "n", "batch", "mask", "inputs", "result")
+COLUMNS = ("status", "bench", "attention", "n", "batch", "mask", "inputs", "settings", "result")
 LONGEST_NAME = 100
 # The settings that may differ between the points of a curve.
 SIZES = ("seq_len", "batch_size")
 
 
-def line(record: Record) -> str:
-    """One line about a cell that has just ended."""
-    return "  ".join(cell for cell in _row(record) if cell)
+def line(record: Record, apart: str = "") -> str:
+    """One line about a cell that has just ended; `apart` is what `settings_apart` says of it."""
+    return "  ".join(cell for cell in _row(record, apart) if cell)
 
 
 def table(records: Sequence[Record]) -> str:
-    """A Markdown table with one line per cell."""
-    rows = [COLUMNS, *(_row(record) for record in records)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    """A Markdown table with one line per cell; where lines would name the same, also the settings that differ."""
+    aparts = settings_apart([record.config for record in records])
+    rows = [COLUMNS, *(_row(record, apart) for record, apart in zip(records, aparts, strict=True))]
+    if not any(aparts):
+        place = COLUMNS.index("settings")
+        rows = [(*row[:place], *row[place + 1 :]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]
@@ -63,12 +67,46 @@ def _comparisons(record: Record) -> Iterator[Comparison]:
                 yield Comparison(each.baseline, each.attention, length, batch, each.raw, setting, where)
 
 
-def _row(record: Record) -> tuple[str, ...]:
-    config = record.config
+def settings_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each cell, what tells it from the others that have its name: `training.learning_rate=0.01, seed=1`.
+
+    A name is what every line says: benchmark, mechanism, sizes, mask, inputs. A name's only cell has no text.
+    """
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for place, config in enumerate(configs):
+        alike.setdefault(_names(config), []).append(place)
+    apart = [""] * len(configs)
+    for places in (places for places in alike.values() if len(places) > 1):
+        settings = [dict(_flat(configs[place])) for place in places]
+        differing = [
+            key for key in dict.fromkeys(itertools.chain(*settings)) if len({own.get(key) for own in settings}) > 1
+        ]
+        # Another model has other settings: its name says it all.
+        groups = tuple(key.removesuffix("name") for key in differing if key.endswith(".name"))
+        telling = [key for key in differing if key.endswith(".name") or not key.startswith(groups)]
+        for place, own in zip(places, settings, strict=True):
+            words = (f"{key.removesuffix('.name')}={own[key]}" for key in telling if key in own)
+            apart[place] = ", ".join(words)
+    return apart
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Each setting as on the command line, `training.steps` and its value."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value if isinstance(value, str) else json.dumps(value)
+
+
+def _row(record: Record, apart: str) -> tuple[str, ...]:
+    return (record.status, *map(in_cell, (*_names(record.config), apart, _result(record))))
+
+
+def _names(config: Mapping[str, Any]) -> tuple[str, ...]:
     names = (bounded(name, LONGEST_NAME) for name in (config["bench"]["name"], config["label"]))
     inputs = ": ".join(str(config["inputs"][key]) for key in ("name", "weights") if config["inputs"].get(key))
-    words = (*names, *(str(config[key]) for key in SIZES), _mask(config), inputs, _result(record))
-    return (record.status, *map(in_cell, words))
+    return *names, *(str(config[key]) for key in SIZES), _mask(config), inputs
 
 
 def _mask(config: Mapping[str, Any]) -> str:

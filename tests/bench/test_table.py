@@ -6,7 +6,7 @@ from synthetic_records import compare, latency, spectral, under
 
 from analysis.frame import tidy
 from analysis.plots import compare as comparison
-from bench.records.table import crossovers, line, table
+from bench.records.table import crossovers, line, settings_apart, table
 
 
 def at(length, flash_ms, sketch_ms, rng):
@@ -96,3 +96,35 @@ def test_a_cell_that_was_disturbed_says_by_what(rng):
     loud = under(quiet, "other processes: 1.3 cores", "the hypervisor: 0.4 s")
     assert line(loud) == f"{line(quiet)} [disturbed by other processes: 1.3 cores; the hypervisor: 0.4 s]"
     assert "disturbed" not in line(quiet) and table([quiet, loud]).count("[disturbed by ") == 1
+
+
+def trained(label="linear", model="transformer", task="reversal", **training):
+    sizes = {"seq_len": 16, "batch_size": 2, "causal": True, "seed": training.pop("seed", 0)}
+    named = {"bench": {"name": "train"}, "inputs": {"name": task}, "model": {"name": model, "layers": len(model)}}
+    return {"label": label, **named, **sizes, "training": {"steps": 3, "learning_rate": 0.01} | training}
+
+
+def test_cells_of_one_name_are_told_apart_by_what_was_swept():
+    cells = [trained(seed=seed, learning_rate=rate) for rate in (0.01, 0.03) for seed in (0, 1)]
+    said = [f"seed={seed}, training.learning_rate={rate}" for rate in (0.01, 0.03) for seed in (0, 1)]
+    assert settings_apart(cells) == said
+    others = [trained("flash"), trained(task="induction"), trained(task="induction", steps=4)]
+    told = settings_apart([*cells, *others])
+    assert told == [*said, "", "training.steps=3", "training.steps=4"], (
+        "of those with the same mechanism and task alone"
+    )
+    assert settings_apart([trained(), trained()]) == ["", ""], "two attempts at one cell"
+
+
+def test_another_model_is_told_by_its_name_alone():
+    assert settings_apart([trained(), trained(model="convolution")]) == ["model=transformer", "model=convolution"]
+
+
+def test_the_table_has_a_column_of_settings_where_lines_would_be_the_same(rng):
+    records = [latency("softmax", 512, rng), latency("softmax", 1024, rng)]
+    assert "settings" not in table(records)
+    twins = [dataclasses.replace(records[0], config={**records[0].config, "seed": seed}) for seed in (0, 1)]
+    head, _, *rows = table([*twins, records[1]]).splitlines()
+    place = [cell.strip() for cell in head.split("|")].index("settings")
+    assert [row.split("|")[place].strip() for row in rows] == ["seed=0", "seed=1", ""]
+    assert "  seed=1  " in line(twins[1], "seed=1")

@@ -42,7 +42,7 @@ def main(file: Path, index: int) -> int:
             on_gpus = any(is_gpu(cell.config["device"]) for cell in todo)
             if on_gpus and not visible_gpus():
                 raise ConfigError(f"{os.uname().nodename} shows no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)")
-            log = _Log(runner.store, len(todo))
+            log = _Log(runner.store, todo)
             if on_gpus and len(visible_gpus()) > 1:
                 devices.run(Devices(timings_alone=runner.executor.timings_alone), runner, todo, log)
             else:
@@ -66,7 +66,7 @@ class _Log(ProgressBar):
     """Also prints a line when a cell begins: if the job dies, the log's last line names the cell."""
 
     def on_cell_start(self, cell: Cell) -> None:
-        say(f"{cell.title} begins")
+        say(f"{self._title(cell)} begins")
 
 
 if __name__ == "__main__":
