@@ -1,15 +1,20 @@
 """README, figures and tables are made from the committed records, which name the machine that they come from."""
 
 import functools
+import json
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from analysis import __main__ as cli
 from analysis.training import trained_cells
+from bench.plan.compose import expand
+from bench.plan.conf import CONF
 from bench.records.store import Store
 from tools.pages import readme
 
@@ -100,3 +105,40 @@ def test_records_say_where_they_come_from(folder):
     for record in records:
         assert record.machine["device_name"] and record.machine["torch"] and record.code["git_sha"]
         assert record.status in ("ok", "oom", "unsupported"), record.config["label"]
+
+
+EXPERIMENTS = {
+    "lm_small": ["language_modelling"],
+    "recall_small": ["associative_recall"],
+    "mad_small": ["noisy_recall", "fuzzy_recall", "compression", "memorisation"],
+    "lra_small": ["text", "retrieval", "listops", "image", "pathfinder"],
+}
+
+
+@functools.cache
+def committed_configs():
+    return [json.loads(path.read_bytes())["config"] for path in (RESULTS / "quality" / "records").iterdir()]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_the_experiments_train_every_model_that_is_committed(experiment):
+    """Whoever repeats one gets the rows of README: a rate with fewer seeds would not be chosen."""
+    file = OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml")
+    jobs = expand(OmegaConf.merge(file, {"size": "laptop", "max_cells": 10_000}), [])
+    usual = {"training.learning_rate": OmegaConf.select(file, "training.learning_rate"), "task": None}
+    asked = defaultdict(list)
+    for job in jobs:
+        settings = usual | dict(text.partition("=")[::2] for text in job)
+        # The first task is the experiment's own; others stand in the grids.
+        task = settings["task"] or str(next(one["override /task"] for one in file.defaults if "override /task" in one))
+        rate = float(settings["training.learning_rate"])
+        asked[settings["attention"], task, int(settings["seq_len"]), rate, int(settings["seed"])].append(settings)
+    for config in committed_configs():
+        if config["bench"]["name"] != "train" or config["task"]["name"] not in EXPERIMENTS[experiment]:
+            continue
+        name, *changed = config["label"].split()
+        rate, seed = config["training"]["learning_rate"], config["seed"]
+        name = "identity" if name == config["model"]["name"] else name
+        found = asked[name, config["task"]["name"], config["seq_len"], rate, seed]
+        settings = [f"attention.{each}".partition("=")[::2] for each in changed]
+        assert any(all(one.get(key) == value for key, value in settings) for one in found), config["label"]

@@ -315,11 +315,13 @@ def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
     alone = share["value"].get(NO_ATTENTION, "–")
     order = [name for name in (found.positive, *said.index[~is_control]) if name in said]
     names = {f"`{right.loc[name, 'attention'].partition(' ')[0]}`": said[name] for name in order}
+    rates = sorted({float(rate) for tried in rows["rates"] for rate in tried.split(", ") if rate})
     return {
         "answers right (%)": f"{_short(rows, key)}: {found.word}",
         **names,
         "best control": best,
         "no attention": alone,
+        "rates": ", ".join(f"{rate:g}" for rate in rates),
     }
 
 
