@@ -1,6 +1,7 @@
 """The numbers of README.md from the records in results/: `python -m tools.pages.readme` writes them between marks."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,10 @@ def learned(name: str, frame: pd.DataFrame) -> str:
     speeds = [(row["n"], _speed(row)) for _, row in own_steps.iterrows()]
     timed = " and ".join(f"{speed} at n = {n:,}" for n, speed in speeds if speed)
     where = " or ".join(sorted(set(frame.loc[frame["bench"].isin(BENCHES), "device_name"])))
-    took = f" It took {timed} as many steps a second as softmax (whole steps, on {where})." if timed else ""
+    took = f" It made {timed} as many training steps a second as softmax (on {where})." if timed else ""
     return (
-        f"In a small model of {key[0]}, n = {key[1]}, {_steps(rows)}, `{name}` was {' and '.join(said)}.{took} "
-        f"{_as_good(table, rows, found)}; [more below](#what-do-models-learn-with-it)."
+        f"In a small model of {key[0]} (source code), n = {key[1]}, {_steps(rows)}, `{name}` was "
+        f"{' and '.join(said)}.{took} {_as_good(table, rows, found)}; [more below](#what-do-models-learn-with-it)."
     )
 
 
@@ -106,7 +107,7 @@ def _as_good(table: list[dict[str, Any]], rows: pd.DataFrame, found: Diagnosis) 
     all_worse = all(one["verdict"] == WORSE for one in own)
     none = f"{'Each' if all_worse else 'None'} of the {len(own)} mechanisms trained there was "
     none += "worse than softmax" if all_worse else "as good as softmax"
-    return f"{none}: where loss counts, take `{found.positive}`"
+    return f"{none}, for which the setting was chosen: take `{found.positive}` unless your own test says otherwise"
 
 
 def costs_table(found: list[answer.Answer]) -> str:
@@ -208,9 +209,9 @@ def _trained_shorter(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[
     before, trained = losses(found[shortest], f"loss_at_{longest[1]}_by_unit"), losses(found[longest])
     positive, negative = verdicts[longest].positive or "", verdicts[longest].negative or ""
     pairs = [
-        (f"models trained at n = {shortest[1]:,} have a lead of", before, positive, before, negative),
+        (f"both trained at n = {shortest[1]:,}", before, positive, before, negative),
         (
-            f"`{positive}` trained at {longest[1]:,} has over that `{negative}` one of",
+            f"`{positive}` trained at {longest[1]:,} and `{negative}` at {shortest[1]:,}",
             trained,
             positive,
             before,
@@ -227,8 +228,8 @@ def _trained_shorter(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[
         said.append(f"{words} {one.value:+.3f} ({low:+.3f} to {high:+.3f})")
     lead, over_better, *gains = said
     return (
-        f" On the same text {lead}, {over_better}. Trained at n = {longest[1]:,} (fewer sequences a step) minus "
-        f"trained at {shortest[1]:,}: {', '.join(gains)}."
+        f" All tested at {longest[1]:,} tokens, `{positive}` minus `{negative}`: {lead}, {over_better}. Trained at "
+        f"n = {longest[1]:,} (fewer sequences a step) minus trained at {shortest[1]:,}: {', '.join(gains)}."
     )
 
 
@@ -341,15 +342,17 @@ def _added(rows: pd.DataFrame) -> str:
 def _foretold(frame: pd.DataFrame) -> str:
     """A sentence: whether the pairs that a state holds without training predict who recalls more once trained."""
     both = matched(frame)
-    others = {key: without_controls(rows) for key, rows in both.groupby(["task", "n", "keys"], sort=False)}
-    said = [
-        f"n = {key[1]:,}, {key[2]} keys: {one.value:.2f} ({one.low:.2f} to {one.high:.2f}), {word}; without controls "
-        f"{others[key].value:.2f}"
-        for key, (one, word) in answers(both).items()
-    ]
+    found = answers(both)
+    alone = [without_controls(rows).value for _, rows in both.groupby(["task", "n", "keys"], sort=False)]
+    whole = [one.value for one, _ in found.values()]
+    tried = ", ".join(dict.fromkeys(f"{n:,}" for _, n, _ in found))
+    keys = " and ".join(dict.fromkeys(kind for *_, kind in found))
+    counts = Counter(word for _, word in found.values())
+    words = ", ".join(f"{count} of {len(found)} {word}" for word, count in counts.items())
     link = "[predict](results/quality/figures/capacity_and_recall.png)"
     asked = f"Do the pairs that a state holds *without* training {link} the order in recall?"
-    return f"- {asked} Rank correlation: {'. '.join(said)}."
+    ranges = f"{min(whole):.2f} to {max(whole):.2f}, without controls {min(alone):.2f} to {max(alone):.2f}"
+    return f"- {asked} Rank correlations at n = {tried}, {keys} keys: {ranges} ({words})."
 
 
 def _arena(data: pd.DataFrame) -> list[str]:
