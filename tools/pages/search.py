@@ -38,13 +38,13 @@ def rates(*tasks: str) -> str:
     losses = ends.assign(series=series(ends)).pivot_table(index=models, columns="rate", values="value")
     usual = next(rate for rate, of_rate in TASKS_AT.items() if tasks[0] in of_rate)
     others = sorted(set(losses) - {usual})
-    batches = ends.groupby("inputs")["batch_size"].nunique()
+    batches = ends.groupby(["inputs", "seq_len"])["batch_size"].nunique()
     rows = []
     for (task, n, batch, _, name), own in losses.groupby(models[:-1]):
         changes = [(own[rate] - own[usual]).dropna() for rate in others]
         if any(map(len, changes)):
             cells = (f"{change.mean():+.3f} ({len(change)})" if len(change) else "" for change in changes)
-            of = f"{task.replace('_', ' ')}, n = {n:,}{f', batch {batch}' if batches[task] > 1 else ''}"
+            of = f"{task.replace('_', ' ')}, n = {n:,}{f', batch {batch}' if batches[task, n] > 1 else ''}"
             rows.append([of, f"`{name}`", f"{own[usual].mean():.3f} ({own[usual].count()})", *cells])
     minus = (f"minus it, at {rate:g}" for rate in others)
     return zoo.table(" | ".join(["task", "mechanism", f"loss at {usual:g}", *minus]), rows)

@@ -94,7 +94,7 @@ def test_of_a_task_shares_are_bold_where_the_loss_is_clearly_smaller_than_the_be
     told = {"softmax": 1.5, "performer": 1.6, "polysketch_random_r32": 3.0, "local": 3.0, "identity": 3.5}
     shown = {"`softmax`": "**100 (100–100) 5/5**", "`polysketch_random_r32`": "30 (30–30) 0/5"}
     shown |= {"`performer`": "**90 (90–90) 5/5**", "best control": "`local` 25 (25–25) 0/5", "no attention": "6"}
-    shown |= {"block (nats)": "–"}
+    shown |= {"rates": "0.001", "block (nats)": "–"}
     assert task(told, right) == {"answers right (%)": "compression, n = 64: diagnostic"} | shown
     plain = {name: said.replace("*", "") for name, said in shown.items()}
     assert (
