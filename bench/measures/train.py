@@ -90,7 +90,8 @@ class Train(Benchmark):
     @classmethod
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
         """Loss of each step, norm of the gradients and learning rate of some; what each evaluation found."""
-        every = dict.fromkeys(measurements["curve"], measurements.get("logged_every", 1)) | {"train_loss": 1}
+        every = dict.fromkeys(measurements["curve"], measurements.get("logged_every", 1))
+        every["train_loss"] = measurements.get("train_loss_every", 1)  # some committed records keep fewer
         steps = {
             name: [Point(number * every[name], value) for number, value in enumerate(values, 1)]
             for name, values in measurements["curve"].items()

@@ -22,3 +22,12 @@ def test_losses_of_all_steps_are_kept_and_gradient_norms_of_some(steps):
 def test_older_records_have_every_step():
     measured = {"curve": {"gradient_norm": [3.0, 2.0]}, "validation": []}
     assert [point.step for point in Train.curves(measured)["gradient_norm"]] == [1, 2]
+
+
+def test_a_record_may_keep_fewer_losses_and_says_of_which_steps():
+    measured = {"curve": {"train_loss": [3.0, 2.0], "gradient_norm": [4.0]}, "logged_every": 8, "train_loss_every": 4}
+    kept = Train.curves(measured | {"validation": []})
+    assert {name: [point.step for point in kept[name]] for name in measured["curve"]} == {
+        "train_loss": [4, 8],
+        "gradient_norm": [8],
+    }
