@@ -64,6 +64,7 @@ class Train(Benchmark):
             NonFiniteError: the loss or a gradient is not finite.
         """
         trainer, keep = make_trainer(context), context.keep
+        trainer.report = context.progress
         state_bytes = _state_bytes(trainer, context.config["seq_len"])
         with torch.random.fork_rng():
             if keep:
@@ -201,7 +202,8 @@ def _without_branches(trainer: Trainer) -> dict[str, Any]:
             for layer, hybrid in zip(layers, hybrids, strict=True):
                 # Called as an attention is, and nothing more.
                 layer.attention = WithoutBranch(hybrid, branch, keeps_denominator=keeps)  # type: ignore[assignment]
-            test = _tested(trainer, trainer.model, trainer.task, trainer.settings.test_examples)
+            how = f", without {branch}{' in the sum' if keeps else ''}"
+            test = _tested(trainer, trainer.model, trainer.task, trainer.settings.test_examples, how)
         finally:
             for layer, hybrid in zip(layers, hybrids, strict=True):
                 layer.attention = hybrid
@@ -218,13 +220,13 @@ def _at_other_lengths(context: CellContext, trainer: Trainer) -> dict[str, Any]:
         model = _model(config, task).to(trainer.device)
         model.load_state_dict(trainer.model.state_dict())
         examples = max(1, trainer.settings.test_examples * context.config["seq_len"] // length)
-        found[str(length)] = _tested(trainer, model, task, examples)
+        found[str(length)] = _tested(trainer, model, task, examples, f", {length} tokens each")
     return found
 
 
-def _tested(trainer: Trainer, model: nn.Module, task: tasks.Task, examples: int) -> dict[str, Any]:
+def _tested(trainer: Trainer, model: nn.Module, task: tasks.Task, examples: int, how: str) -> dict[str, Any]:
     """The test of another model or task; its losses by position are drawn nowhere."""
-    found = trainer.evaluated(model, task, "test", examples)
+    found = trainer.evaluated(model, task, "test", examples, how)
     del found["loss_by_position"]
     return found
 

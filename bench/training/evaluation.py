@@ -70,9 +70,18 @@ class Sums:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, task: Task, split: str, examples: int, batch_size: int, world: World, autocast: Autocast
+    model: nn.Module,
+    task: Task,
+    split: str,
+    examples: int,
+    batch_size: int,
+    world: World,
+    autocast: Autocast,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Loss (nats) and accuracies over `examples` of a split, taken at equal distances from all over it.
+
+    `report` is called after each batch with the number of examples evaluated so far and of all.
 
     Returns:
         `{"examples", "loss", "token_accuracy", "example_accuracy", "loss_by_position", "loss_by_unit"}`, the last with
@@ -110,6 +119,7 @@ def evaluate(
         if kinds:
             of_answers = torch.from_numpy(np.stack([task.kinds_of(split, index) for index in examples_of])).to(device)
             by_kind.add(losses, of_answers[rows, columns])
+        report(of_batch.stop, count)
     total, asked = by_position.over(world)
     whole = right_by_unit.over(world)
     found = {

@@ -91,6 +91,8 @@ class Trainer:
         self.evaluations: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         self.seconds: list[float] = []
+        self.report: Callable[..., None] = lambda done, total, note: None
+        """Called while examples are evaluated, which may take as long as training."""
 
     def train_step(self) -> None:
         """Train on one batch.
@@ -184,9 +186,13 @@ class Trainer:
         """The step, and the result of `bench.training.evaluation.evaluate` for the present weights."""
         return {"step": self.step, **self.evaluated(self.model, self.task, split, examples)}
 
-    def evaluated(self, model: nn.Module, task: Task, split: str, examples: int) -> dict[str, Any]:
-        """The result of `bench.training.evaluation.evaluate` for a model and a task, in batches as in training."""
-        return evaluate(model, task, split, examples, self.batch_size, self.world, self._autocast)
+    def evaluated(self, model: nn.Module, task: Task, split: str, examples: int, how: str = "") -> dict[str, Any]:
+        """The result of `bench.training.evaluation.evaluate` for a model and a task, in batches as in training.
+
+        `how` the model or the task is not the trained one is for `report`.
+        """
+        report = functools.partial(self.report, note=f"{split} examples{how}")
+        return evaluate(model, task, split, examples, self.batch_size, self.world, self._autocast, report)
 
     def state(self) -> dict[str, Any]:
         """The state from which a run can resume."""

@@ -76,6 +76,14 @@ def test_evaluation_changes_nothing_and_is_that_of_all_examples_at_once():
     assert found["loss_by_position"][1:] == pytest.approx(losses[:, 1:].mean(0).tolist(), rel=1e-12)
 
 
+def test_an_evaluation_says_how_far_it_is():
+    one, said = trainer(), []
+    one.report = lambda done, total, note: said.append(f"{done}/{total} {note}")
+    one.evaluated(one.model, one.task, "test", 1000, ", without sketch")
+    assert said == [f"{done}/16 test examples, without sketch" for done in range(one.batch_size, 17, one.batch_size)]
+    assert len(said) > 1
+
+
 def test_it_learns():
     one = trained(trainer(steps=60, warmup=5, learning_rate=0.1), 60)
     found = one.evaluate("test", 1000)
