@@ -107,7 +107,8 @@ def _as_good(table: list[dict[str, Any]], rows: pd.DataFrame, found: Diagnosis) 
     all_worse = all(one["verdict"] == WORSE for one in own)
     none = f"{'Each' if all_worse else 'None'} of the {len(own)} mechanisms trained there was "
     none += "worse than softmax" if all_worse else "as good as softmax"
-    return f"{none}, for which the setting was chosen: take `{found.positive}` unless [your own test](docs/tutorials/own_text.md) says otherwise"
+    test = "[your own test](docs/tutorials/own_text.md)"
+    return f"{none}, for which the setting was chosen: take `{found.positive}` unless {test} says otherwise"
 
 
 def costs_table(found: list[answer.Answer]) -> str:
