@@ -26,7 +26,8 @@ MOST = 50
 def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError | None]:
     """List the cells to measure and the time that they may take; measure and write nothing.
 
-    A cell takes as long as cells of its size took: those of the sweep's own folder, else those of `published`.
+    A cell takes as long as cells of its size took: those of the sweep's own folder, else those of `published`, without
+    the time in which other programs had their cores.
 
     Returns:
         The list, and why the sweep cannot start here, such as data that are missing; None if it can. If it cannot, what
@@ -62,12 +63,13 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError
 
 
 def _published(folder: Path) -> Iterator[Took]:
-    """The configuration and the seconds of each ok cell below a folder; reads no samples, which would take seconds."""
+    """The configuration and the quiet seconds of each ok cell below a folder; reads no samples, which takes seconds."""
     for path in folder.glob("*/records/*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # somebody may have edited it
             fields = json.loads(path.read_bytes())
             if fields["status"] == "ok":
-                yield fields["config"], fields["duration_s"]
+                others_s = fields["host_state"].get("during", {}).get("others_s", 0.0)
+                yield fields["config"], fields["duration_s"] - others_s / fields["numerics"]["threads"]
 
 
 def _other_sizes(cells: Sequence[Cell], took: Sequence[Took], machine: str) -> Iterator[str]:
