@@ -83,7 +83,10 @@ COLUMNS = (
     "sweep_id",
 )
 
-LATER = {"epsilon": 1e-8, "order": "shuffled", "pretrain_steps": 0, "checkpoint": "last", "patience": None}
+LATER = {
+    **{"optimizer": "adamw", "epsilon": 1e-8, "order": "shuffled", "pretrain_steps": 0},
+    **{"checkpoint": "last", "patience": None},
+}
 """Settings of training that older records lack, with the values that these were trained with."""
 
 # The columns that identify a row of `widened`.

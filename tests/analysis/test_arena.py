@@ -59,10 +59,10 @@ def test_a_control_without_attention_is_a_row_beside_mechanisms():
 
 
 def test_a_record_from_before_the_options_is_as_one_that_was_trained_without_them():
-    usual = {"checkpoint": "last", "epsilon": 1e-8}
+    usual = {"checkpoint": "last", "epsilon": 1e-8, "optimizer": "adamw"}
     new = cell("flash", 0, 0.7, training=usual)
     old = cell("flash", 1, 0.7, training=usual)
-    for key in ("checkpoint", "order", "pretrain_steps", "epsilon", "patience"):
+    for key in ("checkpoint", "order", "pretrain_steps", "epsilon", "patience", "optimizer"):
         del old.config["training"][key]
     assert tidy([old, new])["settings"].nunique() == 1
     assert tidy([old, cell("flash", 0, 0.7)])["settings"].nunique() == 2
