@@ -93,7 +93,7 @@ def test_another_cpu_changes_a_loss_as_docs_training_says():
         for frame in (readme.load(readme.QUALITY), readme.load(RESULTS / "other_cpu"))
     ]
     both = pd.concat(losses, axis=1, join="inner").round(3).droplevel(keys[1:])
-    assert list(both.index) == ["flash", "identity", "polysketch_learned_local_r16"]
+    assert list(both.index) == ["flash", "identity", "polysketch_learned_local_r16 block_size=64"]
     for name, (one, other) in zip(both.index, both.to_numpy(), strict=True):
         assert f"of {one:.3f} and {other:.3f} with `{name}`" in page
 

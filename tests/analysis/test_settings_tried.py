@@ -26,7 +26,7 @@ def test_of_two_equally_frequent_settings_the_usual_one_is_one_of_both():
     older = runs(HELPS, seq_len=64, settings={"num_pairs": 4}, task="associative_recall")
     newer = runs(HELPS, seq_len=512, settings={"num_pairs": 8}, task="associative_recall")
     for record in newer:
-        record.config["training"]["optimizer"] = "adamw"
+        record.config["training"]["optimizer"] = "muon"
     usual, other = sorted(table(tidy([*older, *newer]))["setting"], key=len)
     assert usual == "the usual" and {"seq_len=64", "task.num_pairs=4"} <= set(other.split(", "))
     assert "training.optimizer=not recorded" in other

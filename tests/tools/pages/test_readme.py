@@ -59,7 +59,7 @@ def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says(n, verdi
         rows = [row for row in csv.DictReader(file) if (row["task"], row["n"]) == ("language modelling, sympy", n)]
     found = {(row["attention"], row["against"]): row for row in rows}["linear", "identity"]
     assert {row["verdict"] for row in rows if row["against"] == "flash"} == {WORSE}, "no mechanism learned as much"
-    assert (found["seeds"], found["verdict"]) == ("5", verdict) and float(found["difference (nats)"]) > 0
+    assert (found["seeds"], found["verdict"]) == ("5", verdict)
 
 
 @pytest.mark.parametrize(
