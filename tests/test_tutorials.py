@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 FILE = re.compile(r"^```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # The others take longer, and use nothing that these do not.
-QUICK = ("add_a_benchmark", "first_sweep", "in_a_model", "own_text")
+QUICK = ("add_a_benchmark", "first_sweep", "in_a_model")
 
 
 def marked(page):

@@ -116,6 +116,16 @@ def test_cells_of_one_name_are_told_apart_by_what_was_swept():
     assert settings_apart([trained(), trained()]) == ["", ""], "two attempts at one cell"
 
 
+def test_a_size_of_the_benchmark_that_is_the_mechanisms_is_said_once():
+    sizes = ({"num_features": d} for d in (8, 9))
+    cells = [{"attention": {**size}} | trained() | {"bench": {"name": "train", **size}} for size in sizes]
+    assert settings_apart(cells) == ["attention.num_features=8", "attention.num_features=9"]
+    cells[1]["bench"]["num_features"] = 8
+    assert settings_apart(cells) == ["attention.num_features=8", "attention.num_features=9"]
+    cells[1]["bench"]["num_features"] = 7
+    assert settings_apart(cells)[1] == "attention.num_features=9, bench.num_features=7"
+
+
 def test_another_model_is_told_by_its_name_alone():
     assert settings_apart([trained(), trained(model="convolution")]) == ["model=transformer", "model=convolution"]
 
