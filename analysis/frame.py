@@ -84,8 +84,12 @@ COLUMNS = (
 )
 
 LATER = {
-    **{"optimizer": "adamw", "epsilon": 1e-8, "order": "shuffled", "pretrain_steps": 0},
-    **{"checkpoint": "last", "patience": None},
+    "optimizer": "adamw",
+    "epsilon": 1e-8,
+    "order": "shuffled",
+    "pretrain_steps": 0,
+    "checkpoint": "last",
+    "patience": None,
 }
 """Settings of training that older records lack, with the values that these were trained with."""
 

@@ -86,7 +86,7 @@ def settings_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         telling = [key for key in differing if key.endswith(".name") or not key.startswith(groups)]
         # A benchmark's size is the mechanism's, too: the first of the same name and values is enough.
         values = {(key.split(".")[-1], *(own.get(key) for own in settings)): key for key in reversed(telling)}
-        telling = [key for key in telling if key in values.values() or key.endswith(".name")]
+        telling = [key for key in telling if key in values.values()]
         for place, own in zip(places, settings, strict=True):
             words = (f"{key.removesuffix('.name')}={own[key]}" for key in telling if key in own)
             apart[place] = ", ".join(words)

@@ -77,7 +77,7 @@ def evaluate(
     batch_size: int,
     world: World,
     autocast: Autocast,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Loss (nats) and accuracies over `examples` of a split, taken at equal distances from all over it.
 

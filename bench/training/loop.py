@@ -189,7 +189,7 @@ class Trainer:
     def evaluated(self, model: nn.Module, task: Task, split: str, examples: int, how: str = "") -> dict[str, Any]:
         """The result of `bench.training.evaluation.evaluate` for a model and a task, in batches as in training.
 
-        `how` the model or the task is not the trained one is for `report`.
+        `how` says in progress reports what is not as in training, such as `, without sketch`.
         """
         report = functools.partial(self.report, note=f"{split} examples{how}")
         return evaluate(model, task, split, examples, self.batch_size, self.world, self._autocast, report)
