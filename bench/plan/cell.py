@@ -113,6 +113,9 @@ def content_id(config: dict[str, Any], sources: tuple[Source, ...], resources: R
         "machine": measuring_identity(config["device"], resources),
         "inputs": _identity(json.dumps(config["inputs"])) if "task" not in config else {},
     }
+    # Not as an empty key: the ids of older records would change.
+    files = _own_files(json.dumps(config["task"])) if "task" in config else {}
+    content |= {"files": files} if files else {}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -120,6 +123,7 @@ def clear_caches() -> None:
     """Clear the caches of source code and inputs, since files may change before the next plan."""
     code.clear_caches()
     _identity.cache_clear()
+    _own_files.cache_clear()
 
 
 def _cell(config: dict[str, Any], timeout: float, resources: Resources) -> Cell:
@@ -134,6 +138,12 @@ def _cell(config: dict[str, Any], timeout: float, resources: Resources) -> Cell:
 def _identity(source: str) -> dict[str, Any]:
     """The identity of the inputs that a JSON text describes. Cached for all cells, since files may be large."""
     return inputs.source(json.loads(source)).identity()
+
+
+@functools.cache
+def _own_files(task: str) -> dict[str, Any]:
+    """The user's own files that the examples of a task, a JSON text, are read from."""
+    return tasks.settings(json.loads(task)).own_files()
 
 
 def _measured(config: dict[str, Any]) -> dict[str, Any]:

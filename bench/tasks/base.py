@@ -167,6 +167,10 @@ class Settings:
             ConfigError: naming the key, its value and what is allowed.
         """
 
+    def own_files(self) -> dict[str, Any]:
+        """What identifies the user's own files that examples are read from; empty if there are none."""
+        return {}
+
     def to_make(self, config: Mapping[str, Any], cache_dir: Path) -> str | None:
         """What is still to be made before the first step, once for all cells, and how many minutes that takes."""
         return None

@@ -34,6 +34,10 @@ class DataSettings(Settings):
         """Of data that are read, for records and figures."""
         return self.data
 
+    def own_files(self) -> dict[str, Any]:
+        """The files of a folder."""
+        return {} if self.data in self.known else {"files": stamps(self.data)}
+
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse data that are not there."""
         super().require_fits(config)
@@ -59,8 +63,7 @@ class HubSettings(DataSettings):
         """What pins a split down: the repository, or the files with their sizes and when they were changed."""
         if self.data == self.known[0]:
             return {"dataset": self.repository, "split": split}
-        files = sorted(path for path in Path(self.data).rglob("*") if path.is_file())
-        return {"files": [stamp(path) for path in files], "split": split}
+        return {"files": stamps(self.data), "split": split}
 
     def require_kept(self, keys: Iterable[Mapping[str, Any]], cache_dir: Path) -> None:
         """Refuse data that are neither kept under these keys nor to be had, as far as that is known without network."""
@@ -75,6 +78,11 @@ class HubSettings(DataSettings):
             line = "the Hugging Face hub cannot be reached; a stand-in is"
             raise ConnectionError(f"{KEY}={self.data!r}: {line} {KEY}={self.known[1]}")
         yield from texts.records(self.source, None, None, split, KEY, self.columns)
+
+
+def stamps(folder: str) -> list[tuple[str, int, int]]:
+    """The stamps of all files in a folder, sorted by path."""
+    return [stamp(path) for path in sorted(path for path in Path(folder).rglob("*") if path.is_file())]
 
 
 def stamp(path: Path) -> tuple[str, int, int]:

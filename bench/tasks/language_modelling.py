@@ -63,6 +63,15 @@ class LanguageModelling(Settings):
         except ValueError as error:
             raise ConfigError(one_line(error)) from None
 
+    def own_files(self) -> dict[str, Any]:
+        """The hashes of a text and of a tokenizer that are files, and of the files of a tokenizer in a folder."""
+        found: dict[str, Any] = {}
+        if self.text != "kjv" and self.text not in texts.PACKAGED and texts.is_local(self.text, corpus.KEY):
+            found["text"] = texts.identity(self.text, corpus.KEY)
+        if self.tokenizer not in ("bytes", "bpe") and Path(self.tokenizer).exists():
+            found["tokenizer"] = tokenizing.identity(self.tokenizer)
+        return found
+
     def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """Refuse a text of the hub that is neither kept nor to be had, where no other may be read instead."""
         text, why = corpus.named(self.text), texts.unreadable()

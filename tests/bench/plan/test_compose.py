@@ -7,12 +7,13 @@ from omegaconf import OmegaConf
 from bench.common.errors import ConfigError
 from bench.execution import sweep
 from bench.plan import load
-from bench.plan.cell import _measured, make_cell, merge_compared
+from bench.plan.cell import _measured, clear_caches, make_cell, merge_compared
 from bench.plan.compose import compose_jobs, expand, grid_choices
 from bench.plan.conf import CONF
 from bench.plan.config import check, defaults
 from bench.plan.load import Loader
 from bench.plan.machine import choose_device
+from bench.tasks import settings
 
 FILES = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name != "experiment")
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -30,6 +31,23 @@ def made(*overrides):
 
 def ids(*overrides):
     return [cell.cell_id for cell in made(*overrides)]
+
+
+def test_a_training_on_a_file_is_another_one_after_the_file_changed(tmp_path):
+    """And so is one on a folder; what packages bring has the ids of older records."""
+    text, folder = tmp_path / "own.txt", tmp_path / "archive"
+    folder.mkdir()
+    language = ("task=language_modelling", "model=transformer_tiny", "seq_len=16", f"task.text={text}")
+    images = ("task=pathfinder", "model=classifier", f"task.data={folder}", "seq_len=1024")
+    found = []
+    for content in ("first", "other"):
+        text.write_text(content)
+        (folder / "labels").write_text(content * 2 if content == "other" else content)
+        clear_caches()
+        found.append([ids("bench=train", *asked) for asked in (language, images)])
+    assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
+    assert settings({"name": "language_modelling"}).own_files() == {}
+    assert settings({"name": "pathfinder"}).own_files() == {}
 
 
 def compared(*overrides):
