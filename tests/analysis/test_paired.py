@@ -63,7 +63,7 @@ def test_equivalence_is_two_one_sided_tests():
     for value in (-0.012, 0.012):
         for ratio, is_equivalent in ((2.14, True), (2.12, False)):
             error = (MARGIN - abs(value)) / ratio
-            one = Difference(value, error**2, 4, 0, 0, 5, 32)
+            one = Difference(value, error**2, ((4, error**2), (31, 0.0)), 0, 0, 5, 32)
             assert (one.p_equivalent() < LEVEL) == is_equivalent
 
 
@@ -101,11 +101,11 @@ def test_without_noise_of_seeds_it_is_the_paired_t_test_of_units():
     first, second = rng.normal(2, 0.1, (2, 1, 6)) + rng.normal(0, 1e-9, (2, SEEDS, 6))
     one, expected = difference(first, second), stats.ttest_rel(first.mean(0), second.mean(0))
     assert one.p == pytest.approx(expected.pvalue, rel=1e-4)
-    assert one.freedom == pytest.approx(5, rel=1e-4) and one.units == 6
+    assert one.units == 6
 
 
 def test_the_variance_is_that_of_a_crossed_design():
-    """By the mean squares of a table, sums of squares one by one; Satterthwaite's degrees are those of its parts."""
+    """By the mean squares of a table, sums of squares one by one."""
     table = np.random.default_rng(8).normal(np.add.outer([0, 2, -1, 1], [1, -2, 0]))
     mean, (a, b) = table.mean(), table.shape
     of_seeds = sum(b * (table[i].mean() - mean) ** 2 for i in range(a)) / (a - 1)
@@ -117,8 +117,26 @@ def test_the_variance_is_that_of_a_crossed_design():
     assert one.variance == pytest.approx((of_seeds + of_units - rest) / (a * b))
     assert one.between_seeds == pytest.approx(of_seeds / b), "what more seeds lower, with the rest"
     assert one.between_units == pytest.approx((of_units - rest) / (a * b))
-    parts = (of_seeds / (a * b)) ** 2 / (a - 1) + (of_units / (a * b)) ** 2 / (b - 1)
-    assert one.freedom == pytest.approx(one.variance**2 / parts)
+    assert np.ravel(one.parts) == pytest.approx([a - 1, of_seeds / (a * b), b - 1, of_units / (a * b)])
+
+
+def test_critical_values_are_students_weighted_by_the_parts_of_the_variance():
+    one = Difference(0.0, 4.0, ((4, 3.0), (31, 1.0)), 0, 0, 5, 32)
+    critical = 0.75 * stats.t.isf(0.025, 4) + 0.25 * stats.t.isf(0.025, 31)
+    assert one.interval()[1] == pytest.approx(2 * critical)
+    at_the_end = Difference(2 * critical, 4.0, one.parts, 0, 0, 5, 32)
+    assert at_the_end.p == pytest.approx(0.05) and one.p == pytest.approx(1.0)
+    assert Difference(1e6, 4.0, ((1000, 3.0), (1000, 1.0)), 0, 0, 5, 32).p == 0.0
+
+
+def test_a_family_is_not_wrong_more_often_where_few_seeds_agree_by_chance():
+    """Of 20 comparisons of five seeds, whose part of the variance is four times that of the units."""
+    rng = np.random.default_rng(9)
+    wrong = 0
+    for _ in range(200):
+        noise = [2 * rng.normal(size=(SEEDS, 1)) + (UNITS / SEEDS) ** 0.5 * rng.normal(size=UNITS) for _ in range(20)]
+        wrong += min(corrected([difference(one, np.zeros_like(one)).p for one in noise])) < 0.05
+    assert wrong <= 15
 
 
 def test_corrected_is_holm():
@@ -129,7 +147,7 @@ def test_corrected_is_holm():
 @pytest.mark.parametrize("comparisons", [1, 20])
 def test_seeds_needed_find_the_difference_in_four_of_five_experiments(comparisons):
     """Of a difference that no margin makes equivalent, and that only seeds spread: by the noncentral t distribution."""
-    one = Difference(0.03, 0.026**2 / 5, 4, 0.026**2, 0.0, 5, 32)
+    one = Difference(0.03, 0.026**2 / 5, ((4, 0.026**2 / 5), (31, 0.0)), 0.026**2, 0.0, 5, 32)
 
     def power(seeds):
         needed = stats.t.isf(0.025 / comparisons, seeds - 1)
