@@ -114,9 +114,9 @@ class Store:
 
     def read(self, names: Iterable[str]) -> list[Record]:
         """The records in these files, sorted as by `load`."""
-        # Records with the same attempt number come from different machines.
+        # Each machine counts its own attempts, so the numbers do not order records of merged folders.
         records = (record for _, record in self.readable(names))
-        return sorted(records, key=lambda record: (record.attempt, record.ended, record.record_id))
+        return sorted(records, key=lambda record: (record.ended, record.attempt, record.record_id))
 
     def readable(self, names: Iterable[str]) -> Iterator[tuple[Path, Record]]:
         """The records in these files, in this order, with their paths; skips files that are not records."""

@@ -75,14 +75,16 @@ class Line:
 
 def _values(entries: Iterable[Entry]) -> dict[tuple[str, int], float]:
     """Means over the seeds of the newest sweep, without intervals if there are several seeds."""
-    found: dict[tuple[str, int], tuple[str, list[float]]] = {}
+    by_sweep: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(dict)
     for entry in entries:
         sweep, at, axis = entry.record.sweep_id, step(entry.record), traits(entry.record)["axis"]
         for name, value in {AXES.get(axis, axis): at, **entry.numbers}.items():
-            its, values = found.get((name, at), (sweep, []))
-            found[name, at] = sweep, [*(values if its == sweep else ()), value]
+            # The sweep of the last entry comes last, also if two sweeps ended their cells in turn.
+            of_sweep = by_sweep[name, at]
+            of_sweep[sweep] = [*of_sweep.pop(sweep, ()), value]
+    found = {key: [*of_sweep.values()][-1] for key, of_sweep in by_sweep.items()}
     ends = re.compile(rf"[^.]*({'|'.join(ENDS)})(\.|$)")
-    kept = {key: values for key, (_, values) in found.items() if len(values) == 1 or not ends.match(key[0])}
+    kept = {key: values for key, values in found.items() if len(values) == 1 or not ends.match(key[0])}
     return {key: fmean(values) for key, values in kept.items()}
 
 

@@ -156,6 +156,13 @@ def test_the_newest_outcome_stands_and_a_failed_attempt_replaces_none():
     assert latest([crash])["c" * 64] is crash
 
 
+def test_of_two_machines_records_the_newest_counts_whichever_attempt_it_was_there(tmp_path):
+    store = Store(tmp_path)
+    store.write(changed(record_id="1" * 16, attempt=1, ended="2026-03-10T00:00:00+00:00"))
+    store.write(changed(record_id="2" * 16, attempt=2, ended="2026-01-10T00:00:00+00:00"))
+    assert latest(store.load())["c" * 64].record_id == "1" * 16
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 

@@ -92,6 +92,8 @@ def test_of_several_sweeps_the_newest_counts_and_of_seeds_the_mean_without_an_in
     assert ("speedup_low.forward", 1024) not in seeds
     newest = by_name([*of("1", first), *of("2", second)])["performer"].values
     assert newest["speedup.forward", 1024] == apart[1] and ("speedup_low.forward", 1024) in newest
+    in_turn = by_name([*of("1", first), *of("2", first), *of("1", second)])["performer"].values
+    assert in_turn["speedup.forward", 1024] == seeds["speedup.forward", 1024]
 
 
 def test_baselines_are_first_however_many_lines_there_are_and_every_mechanism_has_one_of_the_first(rng):
