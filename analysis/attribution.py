@@ -22,7 +22,11 @@ BRANCHES = {"window": "sketch", "sketch": "window"}
 """The branches of a hybrid, each with the other one."""
 REMOVED, NUMERATOR, ALONE = "removed", "removed from the sum over values only", "the other trained alone"
 EARNS = {WORSE: "earns", EQUIVALENT: "earns nothing", UNDECIDED: "undecided", BETTER: "costs"}
-"""Verdict on the hybrid without the branch -> word for the branch."""
+"""Verdict on the other branch trained alone -> word for the branch."""
+USED = {WORSE: "used", EQUIVALENT: "not used", UNDECIDED: "undecided", BETTER: "harms"}
+"""Verdict on the trained hybrid without the branch -> word for the branch: what it uses it may not need."""
+BLOCK_SIZE = 1024
+"""Of a hybrid whose settings leave it out."""
 NEEDS = "needs bench=train of a hybrid with losses by unit, without its branches too, and two seeds or more"
 
 
@@ -39,7 +43,7 @@ class Worth:
     difference: Difference
     """`loss` minus the whole hybrid's; above 0 the branch earns."""
     word: str
-    """`earns`, `earns nothing`, `costs` or `undecided`."""
+    """One of `EARNS` if the other branch was trained alone, else of `USED`."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,12 @@ class Attribution:
         words = {branch: one.word for branch in BRANCHES if (one := self.of(branch))}
         if len(words) < len(BRANCHES) or UNDECIDED in words.values():
             return UNDECIDED
-        earning = [branch for branch, word in words.items() if word == EARNS[WORSE]]
+        earning = [branch for branch, word in words.items() if word in (EARNS[WORSE], USED[WORSE])]
         return {0: "neither", 1: "".join(earning), 2: "both"}[len(earning)]
 
     @property
     def sentence(self) -> str:
-        """`the window earns 0.41 [0.40, 0.42], the sketch 0.00 [-0.01, 0.01]`, in nats.
+        """`the window is worth 0.41 [0.40, 0.42], the sketch 0.00 [-0.01, 0.01]`, in nats.
 
         `by removal` marks a branch for which the other was not trained alone: dependence on a branch is not its gain.
         """
@@ -77,7 +81,7 @@ class Attribution:
         for branch in BRANCHES:
             if one := self.of(branch):
                 low, high = one.difference.interval(LEVEL)
-                verb = "" if said else "earns "
+                verb = "" if said else "is worth "
                 by_removal = "" if one.how == ALONE else " by removal"
                 said.append(f"the {branch} {verb}{one.difference.value:.2f} [{low:.2f}, {high:.2f}]{by_removal}")
         return ", ".join(said)
@@ -93,8 +97,9 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
     Differences are of the seeds that both have. Above 0 nats the branch earns; 95 % intervals are over seeds and
     `units`, groups of test examples. `how`: `removed` from numerator and denominator of the trained model, which is
-    not retrained; removed from the sum over values only; or the other branch trained alone (`against`), which decides
-    if it was measured. Verdicts are corrected over the branches of a hybrid (Holm).
+    not retrained; removed from the sum over values only; or the other branch trained alone (`against`). The last one
+    decides if it was measured: what is `used`, the model might have learned to do without. Verdicts are corrected over
+    the branches of a hybrid (Holm).
     """
     data, _ = trained_cells(frame)
     by_panel = dict(panels(data))
@@ -136,7 +141,7 @@ def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
             how: iter(verdicts(one for part, one in both if part[1] == how)) for how in (REMOVED, NUMERATOR, ALONE)
         }
         worth = [
-            Worth(branch, how, against, mean(own), one, EARNS[next(words[how])[1]])
+            Worth(branch, how, against, mean(own), one, (EARNS if how == ALONE else USED)[next(words[how])[1]])
             for (branch, how, against, own), one in both
         ]
         if worth:
@@ -162,5 +167,6 @@ def _is_branch(known: pd.DataFrame, series: str, hybrid: str, branch: str) -> bo
     separate = bool(own.get("separate_norms")) and norm
     ours = (own.get("block_size"), own.get("degree"), own.get("bias"), scale, norm, separate)
     norms = bool(whole.get("qk_layernorm"))
-    theirs = (whole.get("block_size"), whole.get("degree"), whole.get("bias"), whole.get("scale"), norms)
-    return ours == (*theirs, norms and whole.get("sketch") == "learned")
+    block_size = whole.get("block_size") or BLOCK_SIZE
+    theirs = (block_size, whole.get("degree"), whole.get("bias"), whole.get("scale"), norms)
+    return ours == (*theirs, norms and whole.get("sketch") == "learned" and whole.get("degree", 0) > 2)

@@ -14,6 +14,8 @@ from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.training import trained_cells, within
 
+WIDTH = 5.8
+"""Inches of a panel that has another one beside it."""
 HOWS: dict[str, dict[str, Any]] = {
     REMOVED: {"color": style.PALETTE[0], "marker": "o", "markerfacecolor": style.PALETTE[0], "linestyle": "none"},
     NUMERATOR: {"color": style.PALETTE[0], "marker": "o", "markerfacecolor": "white", "linestyle": "none"},
@@ -21,10 +23,10 @@ HOWS: dict[str, dict[str, Any]] = {
 }
 _EXPLANATION = (
     "Test loss without a branch minus that of the whole hybrid, paired by seed and unit of the test, with 95 % "
-    "intervals over both: right of 0 the branch earns. Removed: from the trained model, nothing retrained, from "
-    "numerator and denominator or from the sum over values only. The other trained alone: with the same norms, scale "
-    "and bias; it decides where it is there. Words: verdicts corrected for the comparisons of a hybrid (Holm); grey: "
-    f"within {MARGIN} nats, nothing."
+    "intervals over both: right of 0 the branch helps. Removed: from the trained model, nothing retrained, from "
+    "numerator and denominator or from the sum over values only; what is used may not be needed. The other trained "
+    "alone: with the same norms, scale and bias; it decides where it is there. Words: verdicts corrected for the "
+    f"comparisons of a hybrid (Holm); grey: within {MARGIN} nats, nothing."
 )
 
 
@@ -35,9 +37,12 @@ def figure(frame: pd.DataFrame) -> Picture:
     found = attributions(data)
     if not found:
         raise MissingRecords(NEEDS)
-    heights = [1.25 + ROW * len(one.parts) for one in found]
-    drawn, axes = layout.panels(len(found), 1, share_y=False, heights=heights, width=6.5)
-    for panel, one in zip(axes[:, 0], found, strict=True):
+    columns = layout.beside(min(len(found), 2), WIDTH)
+    rows = [found[first : first + columns] for first in range(0, len(found), columns)]
+    heights = [1.25 + ROW * max(len(one.parts) for one in row) for row in rows]
+    width = WIDTH if columns > 1 else 6.5
+    drawn, axes = layout.grid(len(found), columns, heights=heights, width=width, least=WIDTH)
+    for panel, one in zip(axes, found, strict=True):
         _draw(panel, one)
     parts = [part for one in found for part in one.parts]
     hows = {how: {**look, "label": how} for how, look in HOWS.items() if how in {part.how for part in parts}}

@@ -5,7 +5,7 @@ from drawn import caption, changed, panels, words
 from synthetic_quality import ATTENTIONS, HYBRID, hybrid, runs
 from synthetic_records import under
 
-from analysis.attribution import ALONE, EARNS, NUMERATOR, REMOVED, attributions, table
+from analysis.attribution import ALONE, EARNS, NUMERATOR, REMOVED, USED, attributions, table
 from analysis.frame import tidy
 from analysis.paired import verdict, verdicts
 from analysis.plots import attribution
@@ -35,7 +35,7 @@ def test_a_hybrid_is_the_work_of_the_branch_that_earns(window, sketch, owner, is
     for branch, worth in (("window", window), ("sketch", sketch)):
         assert found.of(branch).how == (ALONE if is_alone else REMOVED)
         assert found.of(branch).difference.value == pytest.approx(worth, abs=0.01)
-    assert found.sentence.startswith(f"the window earns {found.of('window').difference.value:.2f} [")
+    assert found.sentence.startswith(f"the window is worth {found.of('window').difference.value:.2f} [")
     assert ("by removal" in found.sentence) is not is_alone
 
 
@@ -47,7 +47,7 @@ def test_what_decides_is_the_other_branch_trained_alone():
             found["loss_by_unit"] = [loss + 0.5 for loss in found["loss_by_unit"]]
     found = only(records)
     by_how = {part.how: part.word for part in found.parts if part.branch == "sketch"}
-    assert by_how[REMOVED] == "earns" and by_how[ALONE] == "earns nothing" and found.owner == "window"
+    assert by_how[REMOVED] == "used" and by_how[ALONE] == "earns nothing" and found.owner == "window"
 
 
 def test_verdicts_are_corrected_for_the_branches_of_the_hybrid():
@@ -58,8 +58,9 @@ def test_verdicts_are_corrected_for_the_branches_of_the_hybrid():
         for part in parts:
             family = [one.difference for one in parts if one.how == part.how]
             p, word = verdicts(family)[family.index(part.difference)]
-            assert p <= 2 * part.difference.p and part.word == EARNS[word]
-            decided.append(part.word != EARNS[verdict(part.difference)])
+            words = EARNS if part.how == ALONE else USED
+            assert p <= 2 * part.difference.p and part.word == words[word]
+            decided.append(part.word != words[verdict(part.difference)])
     assert any(decided)
 
 
@@ -93,6 +94,18 @@ def test_another_window_is_not_the_branch(key, value, monkeypatch):
     assert partners == {"polysketch_learned_r64", HYBRID}
 
 
+def test_the_window_of_a_hybrid_with_the_usual_block_size_is_found(monkeypatch):
+    """Settings leave it out; with degree 2 nothing is learned, and the window has the one norm."""
+    monkeypatch.setitem(ATTENTIONS[HYBRID], "block_size", None)
+    monkeypatch.setitem(ATTENTIONS["local_polynomial_norms"], "block_size", 1024)
+    assert "local_polynomial_norms" in {part.against for part in only(hybrid(0.4, 0.0, seeds=2)).parts}
+    for name in ATTENTIONS:
+        monkeypatch.setitem(ATTENTIONS[name], "degree", 2)
+    assert "local_polynomial_norms" not in {part.against for part in only(hybrid(0.4, 0.0, seeds=2)).parts}
+    monkeypatch.setitem(ATTENTIONS["local_polynomial_norms"], "separate_norms", False)
+    assert "local_polynomial_norms" in {part.against for part in only(hybrid(0.4, 0.0, seeds=2)).parts}
+
+
 @pytest.mark.parametrize(("key", "value", "is_same"), [("sketch_size", 32, False), ("block_size", 16, True)])
 def test_another_sketch_is_not_the_branch_and_its_block_is_nothing_without_a_window(key, value, is_same, monkeypatch):
     monkeypatch.setitem(ATTENTIONS["polysketch_learned_r64"], key, value)
@@ -109,8 +122,9 @@ def test_the_table_and_the_figure_say_the_same():
     assert rows["worth (nats)"].tolist() == pytest.approx(whole.tolist())
     figure = attribution.figure(frame)
     ((title, panel),) = panels(figure).items()
-    assert title.startswith(HYBRID) and sum(word == "earns" for word in words(panel)) == 4
-    assert "the window earns 0.40 [" in " ".join(words(panel)) and "Diagnostic: " in caption(figure)
+    # The sketch, which earns nothing, is used by the sum over values a little.
+    assert title.startswith(HYBRID) and [words(panel).count(word) for word in ("earns", "used")] == [1, 3]
+    assert "the window is worth 0.40 [" in " ".join(words(panel)) and "Diagnostic: " in caption(figure)
 
 
 def test_the_figure_keeps_its_words_inside_and_diagnoses_only_what_it_shows():
