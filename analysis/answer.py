@@ -61,6 +61,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
     speeds, softmax = crossover.table(frame), set(without_dtype(frame[exact_softmax(frame)]))
     speeds = speeds[~speeds["attention"].isin(softmax)]
     compared = pd.Series(without_dtype(frame), frame.index).where(frame["bench"] == "compare")
+    machines = set(frame.loc[frame["bench"] == "compare", "device_name"])
     found = []
     for (dtype, causal, name), rows in speeds.groupby(["dtype", "causal", "attention"]):
         forward, training = (
@@ -69,7 +70,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
         if forward.empty:
             continue
         from_n, is_first = _from(forward)
-        of_dtype = frame[frame["dtype"] == dtype]
+        of_dtype = frame[(frame["dtype"] == dtype) & frame["device_name"].isin(machines)]
         peaks = [_memory(of_dtype, str(name), bool(causal), which) for which in ("forward", "forward_backward")]
         of_size = set(frame.loc[compared == name, "features"].dropna())
         error_n, error, averaging = _errors(frame, str(name), bool(causal), of_size)
@@ -292,11 +293,14 @@ def _from(rows: pd.DataFrame) -> tuple[float, bool]:
 
 
 def _memory(frame: pd.DataFrame, name: str, causal: bool, measured_pass: str) -> dict[float, float]:
-    """The peak memory over that of the exact softmax that needs least, by length; of several shapes, the smallest."""
+    """The peak memory over that of the exact softmax that needs least on the same machine, by length.
+
+    Of several shapes, the smallest.
+    """
     rows = frame[(frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)]
     rows = rows[rows["causal"] == causal]
-    rows = newest(rows, ["attention", "seq_len", "batch_size", "num_heads", "head_dim", "features"])
-    shape = ["seq_len", "batch_size", "num_heads", "head_dim"]
+    shape = ["seq_len", "batch_size", "num_heads", "head_dim", "device_name"]
+    rows = newest(rows, ["attention", "features", *shape])
     least = rows[exact_softmax(rows)].groupby(shape)["value"].min()
     own = rows[rows["attention"] == name].set_index(shape)["value"]
     smallest = (own / least).dropna().sort_index().groupby("seq_len").first()

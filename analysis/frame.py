@@ -48,7 +48,7 @@ COLUMNS = (
     "reason",
     "disturbed",  # whether the machine was not quiet during the measurement
     "disturbance",  # the cause, such as "other processes: 1.3 cores"; several are separated by semicolons
-    "busy",  # share of the cell's time in which other processes ran on its cores; missing if unknown
+    "busy",  # time of other processes on the cell's cores over its duration, up to their number; missing if unknown
     "features",  # the papers' size d: columns, rows, projection dimension, landmarks; missing if it has none
     "sized_by",  # the hyperparameter that sets the size d
     "seq_len",
@@ -92,6 +92,11 @@ LATER = {
     "patience": None,
 }
 """Settings of training that older records lack, with the values that these were trained with."""
+
+# Settings of training that change what is kept and tested beside the test split, not what it says.
+_SEEN_LATER = ("checkpoint_seconds", "test_lengths")
+LOOKS = ("evaluate_every", "evaluation_examples")
+"""Settings of the looks at the validation split, which decide something only with checkpoint=best or patience."""
 
 # The columns that identify a row of `widened`.
 _CONDITIONS = (
@@ -186,7 +191,11 @@ def _conditions(record: Record) -> Row:
     settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
     not_conditions = {"against", "name", *traits(record)["not_conditions"]}
     if isinstance(training := settings.get("training"), dict):
-        settings["training"] = {k: v for k, v in training.items() if k not in LATER or v != LATER[k]}
+        chosen = training.get("checkpoint", "last") != "last" or training.get("patience") is not None
+        left_out = {*_SEEN_LATER, *(() if chosen else LOOKS)}
+        settings["training"] = {
+            k: v for k, v in training.items() if k not in left_out and (k not in LATER or v != LATER[k])
+        }
     settings["bench"] = {k: v for k, v in bench.items() if k not in not_conditions}
     # If a cell measures a single pass, it is known from the config even if the cell failed.
     passes = bench.get("passes")

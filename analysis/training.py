@@ -30,10 +30,11 @@ def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.
     """The comparable cells of bench=train (of these tasks), failed ones included, and sentences for the caption.
 
     Models that were trained on different CPUs compare; `timed` keeps one machine. For each mechanism, task and length
-    only the best learning rate is kept: the one with the lowest final validation loss (mean over seeds; a failed run
-    counts as infinite, and where all rates have such runs, medians decide; not one with fewer seeds than another). New
-    columns: `kind` (the task, its text, and its settings that differ in the frame), `task` (its settings, JSON), `work`
-    (see `work`), `series`, `layers` of the model, the learning `rate`, and the `rates` that it was chosen from.
+    only the best learning rate is kept: the one whose tested weights have the lowest validation loss (mean over seeds;
+    a failed run counts as infinite, and where all rates have such runs, medians decide; not one with fewer seeds than
+    another). New columns: `kind` (the task, its text, and its settings that differ in the frame), `task` (its settings,
+    JSON), `work` (see `work`), `series`, `layers` of the model, the learning `rate`, and the `rates` that it was chosen
+    from.
     """
     chosen = frame[(frame["bench"] == "train") & (frame["inputs"].isin(tasks) | (not tasks))]
     require_ok(chosen, "bench=train" + (f" with task={' or '.join(tasks)}" if tasks else ""))
@@ -46,7 +47,7 @@ def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.
         parts.append(settled)
         notes += more
     cells = newest(pd.concat(parts), [*PANEL, *_MODEL, "rate", "seed"])
-    cells = _tuned(cells, chosen[chosen["metric"] == "validation_loss"].set_index("cell_id")["value"])
+    cells = _tuned(cells, _ends(chosen))
     cells = pd.concat([own.assign(series=with_layers(own)) for _, own in cells.groupby("kind")])
     data = cells[["cell_id", *_MADE]].merge(chosen.drop(columns="settings"), on="cell_id")
     return compact(data), [*_notes(cells), *dict.fromkeys(notes)]
@@ -198,10 +199,18 @@ def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
     return kinds
 
 
+def _ends(rows: pd.DataFrame) -> pd.Series:
+    """By cell the validation loss of the weights that are tested: the last one, or the least with checkpoint=best."""
+    ends = rows[rows["metric"] == "validation_loss"].set_index("cell_id")
+    are_best = [_part(json.loads(text), "training").get("checkpoint") == "best" for text in ends["settings"]]
+    least = [np.nanmin(raw) if best else math.nan for raw, best in zip(ends["raw"], are_best, strict=True)]
+    return ends["value"].where(~np.array(are_best, dtype=bool), least)
+
+
 def _tuned(cells: pd.DataFrame, ends: pd.Series) -> pd.DataFrame:
     """Keep each mechanism's cells with its best learning rate; `rates` lists those that it was chosen from.
 
-    The best has the least mean of `ends`, the final validation losses by cell, over seeds, as comparisons are of
+    The best has the least mean of `ends`, validation losses by cell, over seeds, as comparisons are of
     means; a run that failed has an infinite one, and where all rates have such runs, medians decide. A rate with fewer
     seeds than another is not chosen.
     """

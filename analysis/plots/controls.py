@@ -16,13 +16,16 @@ from analysis.training import panels, trained_cells, within
 
 ROW, NAMED = 0.2, 2.6
 """Inches: height of a mechanism's row; least width of a panel with names beside it."""
+ROOM = 0.45
+"""Share of an axis that words at its right end take."""
 LINEAR = 0.1
 """Nats up to which a symlog axis of differences is linear."""
 FAR = 0.4
 """An axis that reaches further than this many nats is symlog."""
 _EXPLANATION = (
-    "Test loss minus that of the best negative control and minus softmax's, paired by seed and unit of the test, "
-    "with 95 % intervals over both: left is better. Words: verdicts corrected for {} comparisons of a task and length "
+    "Test loss minus that of the best negative control (in Long Range Arena that with most right answers) and minus "
+    "softmax's, paired by seed and unit of the test, with 95 % intervals over both: left is better. Words: verdicts "
+    "corrected for {} comparisons of a task and length "
     f"{{}}(Holm), in brackets how many seeds would decide; grey: within {MARGIN} nats, as good as."
 )
 _SYMLOG = f" Axes that reach beyond {FAR} nats are logarithmic from {LINEAR} nats on."
@@ -70,7 +73,7 @@ def _draw(
     names_of_rows(axes, [layout.shown(name) for name in order])
     difference_axis(axes, f"loss minus that of {layout.shown(anchor)} (nats)" if anchor else "")
     if anchor in order:
-        word(axes, "the control", order.index(anchor))
+        word(axes, "the baseline", order.index(anchor))
     elif anchor is None:
         word(axes, "no control has losses by unit", 0)
 
@@ -101,19 +104,19 @@ def word(axes: Axes, text: str, at: float) -> None:
     axes.text(0.995, at, text, transform=axes.get_yaxis_transform(), bbox={**marks.BOX, "pad": 0.3}, **look)
 
 
-def difference_axis(axes: Axes, label: str, room: float = 0.45) -> None:
+def difference_axis(axes: Axes, label: str) -> None:
     """Set the axis' limits from what is drawn, with room at the right; symlog if some differences are large."""
     low, high = axes.dataLim.intervalx
     low, high = min(low, -2 * MARGIN), max(high, 2 * MARGIN)
     axes.set_xlabel(label)
     if max(-low, high) <= FAR:
-        axes.set_xlim(low - 0.05 * (high - low), high + room / (1 - room) * (high - low))
+        axes.set_xlim(low - 0.05 * (high - low), high + ROOM / (1 - ROOM) * (high - low))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         return
     axes.set_xscale("symlog", linthresh=LINEAR, linscale=1)
     scale = axes.xaxis.get_transform()
     left, right = scale.transform(np.array([low, high]))
-    edges = [left - 0.05 * (right - left), right + room / (1 - room) * (right - left)]
+    edges = [left - 0.05 * (right - left), right + ROOM / (1 - ROOM) * (right - left)]
     axes.set_xlim(*scale.inverted().transform(np.array(edges)))
     for subs in ((1, 3), (1,)):  # more than six labels overlap
         ticks = SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=subs).tick_values(low, high)

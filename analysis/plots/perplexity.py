@@ -80,8 +80,8 @@ def _binned(losses: np.ndarray) -> pd.Series:
 def _trained_on(data: pd.DataFrame) -> str:
     """A sentence on the tokenizer and the number of training tokens."""
     tokenizers = " or ".join(sorted({str(json.loads(text).get("tokenizer")) for text in data["task"]}))
-    steps = data[data["metric"] == "train_loss"]
-    tokens = steps["raw"].map(len) * steps["tokens"]
+    cells = data[data["metric"] == "train_loss"]
+    tokens = cells["tokens"] * [json.loads(text)["training"]["steps"] for text in cells["settings"]]
     low, high = tokens.min() / 1e6, tokens.max() / 1e6
     count = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
     return f"Tokens: {tokenizers}; trained on {count} million."

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis import controls
 from analysis.controls import ACCURACY, POINTS, compared
-from analysis.frame import LATER
+from analysis.frame import LATER, LOOKS
 from analysis.paired import Array, Difference, difference, verdicts
 from analysis.published import published
 from analysis.selection import MissingRecords, disturbance, unless_quiet
@@ -96,7 +96,7 @@ def mean_error(by_seed: dict[int, Array]) -> Difference:
     values = np.stack([by_seed[seed] for seed in sorted(by_seed)])
     if min(values.shape) > 1:
         return difference(values, np.zeros_like(values))
-    return Difference(float(values.mean()), np.nan, np.nan, np.nan, np.nan, len(values), values.shape[1])
+    return Difference(float(values.mean()), np.nan, ((1, np.nan),), np.nan, np.nan, len(values), values.shape[1])
 
 
 def protocols(frame: pd.DataFrame) -> pd.DataFrame:
@@ -133,7 +133,7 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
         own: dict[str, object] = {}
         for group, names in OPTIONS.items():
             part = settings.get(group) or {}
-            own |= {f"{group}.{key}": part[key] for key in part if names is None or key in names}
+            own |= {f"{group}.{key}": part[key] for key in part if key not in LOOKS and (names is None or key in names)}
         task = {key: value for key, value in (settings.get("task") or {}).items() if key not in TASK_OPTIONS}
         rest.append(json.dumps([task, own.pop("training.learning_rate", None)], sort_keys=True))
         options.append(json.dumps(own, sort_keys=True))

@@ -25,7 +25,7 @@ def peers(frame: pd.DataFrame) -> pd.DataFrame:
     Speed over the package is its time divided by ours in the same rounds (above 1: ours is faster), the median with its
     interval and verdict. Peak memory is of both, if `bench=memory` measured it.
     """
-    timed, shared = _of(frame, "compare", "latency"), [*CONDITIONS, *SIZES]
+    timed, shared = _of(frame, "compare", "latency"), [*CONDITIONS, *SIZES, "device_name"]
     both = timed.merge(timed, on=["cell_id", "ended", *shared], suffixes=("", "_peer"))
     both = both[both["attention_peer"].map(COUNTERPARTS) == both["attention"]]
     if both.empty:

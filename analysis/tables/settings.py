@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.controls import NEEDS, compared, losses, mean, numbers, units_of
+from analysis.frame import LATER
 from analysis.paired import BETTER, EQUIVALENT, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
 
@@ -37,7 +38,12 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
-    """The row and the difference for each setting of a task; empty if there is only one setting."""
+    """The row and the difference for each setting of a task; empty if there is only one setting.
+
+    Models of different CPUs compare, others do not: those of the machine with most cells are shown.
+    """
+    machine = rows["device_name"].where(rows["device"] != "cpu", "any CPU")
+    rows = rows[machine == machine.mode()[0]]
     flat = pd.DataFrame({row["cell_id"]: _flat(row) for row in rows.drop_duplicates("cell_id").to_dict("records")}).T
     flat = flat.fillna("not recorded")  # by a version that had no such setting
     # A cell's own values: the most frequent ones of each key alone may stand together in no cell.
@@ -72,7 +78,8 @@ def _flat(row: dict[str, Any]) -> dict[str, str]:
     for part in ("model", "task", "training"):
         values = json.loads(row["settings"]).get(part)
         # A record from another version may lack it.
-        for key, value in values.items() if isinstance(values, dict) else ():
+        values = values if isinstance(values, dict) else {}
+        for key, value in (LATER | values if part == "training" else values).items():
             if key not in _LOOKS:
                 own[f"{part}.{key}"] = json.dumps(value)
     return own

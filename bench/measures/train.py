@@ -120,8 +120,8 @@ class Train(Benchmark):
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """Of the test split `loss` (nats, and `loss_by_position`), `perplexity`, accuracies, `state_bytes`, curves.
 
-        Of a text also the `unigram_loss` and the `bigram_loss`, of the same answers. `raw` has what is at each position
-        or evaluation, the value is the last of it.
+        Of a text also the `unigram_loss` and the `bigram_loss`, of its whole test split. `raw` has what is at each
+        position or evaluation, the value is the last of it.
         """
         test = measurements["test"]
         yield Metric("loss", test["loss"], "nats", name="loss.test", shown=("nats", 1.0))
@@ -217,7 +217,7 @@ def _at_other_lengths(context: CellContext, trainer: Trainer) -> dict[str, Any]:
     for length in trainer.settings.test_lengths or ():
         config = {**context.config, "seq_len": length}
         task = tasks.open_task(config, context.cache_dir, context.prepared)
-        model = _model(config, task).to(trainer.device)
+        model = _model(config, task).to(trainer.device, next(trainer.model.parameters()).dtype)
         model.load_state_dict(trainer.model.state_dict())
         examples = max(1, trainer.settings.test_examples * context.config["seq_len"] // length)
         found[str(length)] = _tested(trainer, model, task, examples, f", {length} tokens each")

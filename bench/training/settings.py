@@ -45,17 +45,11 @@ class Training:
         None, "looks at the validation split without a lower loss after which it ends; null: never", minimum=1
     )
     compile: bool = setting(False, "whether torch.compile compiles the model")
-    evaluate_every: int = setting(100, "steps between two looks at the validation split", minimum=1, condition=False)
-    evaluation_examples: int = setting(
-        1024, "examples of the validation split at each look", minimum=1, condition=False
-    )
-    test_examples: int = setting(4096, "examples of the test split, at the end", minimum=1, condition=False)
-    test_lengths: list[int] | None = setting(
-        None, "other lengths at which it is tested, too", minimum=1, condition=False
-    )
-    checkpoint_seconds: float = setting(
-        60.0, "seconds between two checkpoints: what a kill may cost", minimum=0, condition=False
-    )
+    evaluate_every: int = setting(100, "steps between two looks at the validation split", minimum=1)
+    evaluation_examples: int = setting(1024, "examples of the validation split at each look", minimum=1)
+    test_examples: int = setting(4096, "examples of the test split, at the end", minimum=1)
+    test_lengths: list[int] | None = setting(None, "other lengths at which it is tested, too", minimum=1)
+    checkpoint_seconds: float = setting(60.0, "seconds between two checkpoints: what a kill may cost", minimum=0)
 
 
 def check(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def test_differences_to_the_controls_have_their_intervals_and_verdicts():
         for at, (value, low, high) in drawn.items():
             expected = rows.loc[names[at], ["difference (nats)", "low", "high"]].astype(float)
             np.testing.assert_allclose([value, low, high], expected)
-        assert sorted(words(panel)) == sorted([*rows["verdict"], "the control"])
+        assert sorted(words(panel)) == sorted([*rows["verdict"], "the baseline"])
         (band,) = [patch for patch in panel.patches if patch.get_gid() == "margin"]
         assert (band.get_x(), band.get_x() + band.get_width()) == (-MARGIN, MARGIN)
     blind = controls.figure(tidy(runs(LOSSES | {"local": 1.8})))
@@ -107,7 +107,7 @@ def test_a_caption_says_that_verdicts_are_of_the_chosen_comparisons():
 def test_a_task_without_a_control_is_compared_with_softmax_alone():
     figure = controls.figure(tidy(runs({"softmax": 1.9, "performer": 1.9})))
     assert words(figure.axes[0]) == ["no control has losses by unit"]
-    assert words(figure.axes[1]) == ["not diagnostic here", "the control"]
+    assert words(figure.axes[1]) == ["not diagnostic here", "the baseline"]
 
 
 def test_parts_times_shares_sum_to_the_loss():
