@@ -31,12 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; a mechanism that fails here is printed only: its cells will report it."""
     parser = Parser(prog="python -m bench.compile", description=__doc__)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="of the sweep, as for python -m bench")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of the sweep, as for python -m bench")
     given = parser.parse_args(arguments)
     if given.jobs < 1:
         parser.error(f"--jobs={given.jobs}: must be at least 1")
     try:
-        wanted = list(jobs(api.planned(Loader(), [*given.overrides, "tracking=none"]).cells))
+        wanted = list(jobs(api.planned(Loader(given.config_dir), [*given.overrides, "tracking=none"]).cells))
     except ConfigError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
