@@ -143,7 +143,9 @@ class Attention(ImplementationChoice):
     ) -> tuple[Tensor, State]:
         """`forward` of a prompt, and the state after it; the state takes no part in autograd.
 
-        The state remembers the padding: prompts of different lengths go together when padded on the left.
+        The state remembers the padding: prompts of different lengths go together when padded on the left. What has
+        blocks (`local` unless it slides, `polysketch` with `local`) counts them from the first position, padding
+        included, so that padding on the left moves a prompt's tokens to other blocks.
 
         Args:
             query: `(batch, heads, tokens, head_dim)`; so are `key` and `value`.
