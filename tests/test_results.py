@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis import __main__ as cli
-from analysis.training import trained_cells
+from analysis.training import trained_cells, with_settings
 from bench.plan.compose import expand
 from bench.plan.conf import CONF
 from bench.records.store import Store
@@ -96,6 +96,21 @@ def test_another_cpu_changes_a_loss_as_docs_training_says():
     assert list(both.index) == ["flash", "identity", "polysketch_learned_local_r16 block_size=64"]
     for name, (one, other) in zip(both.index, both.to_numpy(), strict=True):
         assert f"of {one:.3f} and {other:.3f} with `{name}`" in page
+
+
+def test_without_any_one_seed_a_model_has_the_rate_that_docs_training_says():
+    """Rates are chosen with the seeds that are compared: one of them alone must not decide."""
+    ends = readme.load(readme.QUALITY).query("bench == 'train' and metric == 'validation_loss'")
+    ends = with_settings(ends, {"rate": ("training", "learning_rate")})
+    models = ["inputs", "seq_len", "batch_size", "settings", "attention"]
+    losses = ends.pivot_table(index=[*models, "seed"], columns="rate", values="value")
+    differ = set()
+    for (task, n, *_, name), own in losses.groupby(models):
+        rates = own.dropna(axis="columns")
+        without = {rates.drop(seed).mean().idxmin() for seed in rates.index} if len(rates) == 5 else set()
+        differ |= {(task, n, name)} if without - {rates.mean().idxmin()} else set()
+    recall, skeinformer = "associative_recall", "skeinformer num_features=32"
+    assert differ == {(recall, 64, "identity"), (recall, 64, "performer"), ("text", 256, skeinformer)}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

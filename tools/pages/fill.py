@@ -34,6 +34,7 @@ MADE: dict[str, Callable[..., str]] = {
     "pathfinder": pathfinder.learned,
     "searched": search.tried,
     "rates": search.rates,
+    "steps": search.steps,
     "notebook": notebook_page.page,
 }
 

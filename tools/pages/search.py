@@ -1,9 +1,11 @@
-"""In which settings of language modelling context helps, and what other learning rates change."""
+"""In which settings of language modelling context helps, what other learning rates change, and what more steps."""
+
+import pandas as pd
 
 from analysis.frame import load
 from analysis.selection import series
 from analysis.tables import settings
-from analysis.training import with_settings
+from analysis.training import over_seeds, trained_cells, with_settings
 from tools.pages import readings, readme, zoo
 
 SOFTMAX, WINDOW = "flash", "local_sliding"
@@ -46,5 +48,30 @@ def rates(*tasks: str) -> str:
             cells = (f"{change.mean():+.3f} ({len(change)})" if len(change) else "" for change in changes)
             of = f"{task.replace('_', ' ')}, n = {n:,}{f', batch {batch}' if batches[task, n] > 1 else ''}"
             rows.append([of, f"`{name}`", f"{own[usual].mean():.3f} ({own[usual].count()})", *cells])
-    minus = (f"minus it, at {rate:g}" for rate in others)
+    minus = (f"change at {rate:g}" for rate in others)
     return zoo.table(" | ".join(["task", "mechanism", f"loss at {usual:g}", *minus]), rows)
+
+
+def steps(task: str) -> str:
+    """A row for each mechanism and length in results/shorter: what is right after these steps, and after more.
+
+    Each mechanism has its best learning rate of those that were tried. Median, range and number of seeds.
+    """
+    fewer, more = (_right(folder, task) for folder in ("shorter", "quality"))
+    both = fewer.join(more.add_suffix(" later")).fillna("–").reset_index()
+    both["series"] = "`" + both["series"] + "`"
+    header = "n | mechanism | steps | rate | right (%) | steps | rate | right (%)"
+    return zoo.table(header, both.astype(str).to_numpy().tolist())
+
+
+def _right(folder: str, task: str) -> pd.DataFrame:
+    """By length and mechanism: steps, rate, and right answers in percent."""
+    data, _ = trained_cells(load(readings.RESULTS / folder), [task])
+    data = with_settings(data[data["metric"] == "token_accuracy"], {"steps": ("training", "steps")})
+    seeds = data.groupby(["seq_len", "series"]).size()
+    rows = over_seeds(data, "token_accuracy").set_index(["seq_len", "series"])
+    middle, low, high = ((100 * rows[name]).map("{:.0f}".format) for name in ("value", "low", "high"))
+    right = middle + " (" + low + "–" + high + "), " + seeds.astype(str)
+    return pd.DataFrame(
+        {"steps": rows["steps"].map("{:,}".format), "rate": rows["rate"].map("{:g}".format), "right": right}
+    )

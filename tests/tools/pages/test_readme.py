@@ -65,12 +65,16 @@ def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says(n, verdi
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (2.1, "Each of the 2 mechanisms trained there was worse than softmax"),
+        (
+            2.6,
+            "Each of the 2 mechanisms trained there was worse than softmax and none better than `identity`, the best",
+        ),
+        (2.1, "Each of the 2 mechanisms trained there was worse than softmax (the setting"),
         (1.9, "As good as softmax or better: "),
     ],
 )
 def test_where_no_mechanism_is_as_good_softmax_is_what_to_take(loss, words):
-    planted = {"softmax": 1.9, "identity": 2.4, "performer": 2.2, "polysketch_random_r32": loss}
+    planted = {"softmax": 1.9, "identity": 2.4, "performer": 2.6, "polysketch_random_r32": loss}
     said = readme.learned("performer", tidy(runs(planted)))
     assert words in said and ("take `softmax`" in said) == (loss > 1.9) == ("`polysketch_random_r32`" not in said)
 
@@ -94,12 +98,22 @@ def test_of_a_task_shares_are_bold_where_the_loss_is_clearly_smaller_than_the_be
     told = {"softmax": 1.5, "performer": 1.6, "polysketch_random_r32": 3.0, "local": 3.0, "identity": 3.5}
     shown = {"`softmax`": "**100 (100–100) 5/5**", "`polysketch_random_r32`": "30 (30–30) 0/5"}
     shown |= {"`performer`": "**90 (90–90) 5/5**", "best control": "`local` 25 (25–25) 0/5", "no attention": "6"}
-    shown |= {"rates": "0.001", "block (nats)": "–"}
+    shown |= {"steps": "400", "rates": "0.001", "block (nats)": "–"}
     assert task(told, right) == {"answers right (%)": "compression, n = 64: diagnostic"} | shown
     plain = {name: said.replace("*", "") for name, said in shown.items()}
     assert (
         task(told | {"local": 1.0}, right) == {"answers right (%)": "compression, n = 64: not diagnostic here"} | plain
     )
+
+
+def test_in_recall_naming_any_value_that_was_shown_is_not_bold():
+    records = runs(
+        {"softmax": 1.0, "performer": 2.0, "identity": 3.0}, task="associative_recall", settings={"num_pairs": 4}
+    )
+    for one in records:
+        one.measurements["test"]["token_accuracy"] = {"softmax": 1.0, "performer": 0.25}.get(one.config["label"], 0.0)
+    made = readme._tasks(trained_cells(tidy(records))[0])
+    assert "| **100 (100–100) 5/5** | 25 (25–25) 0/5 |" in made
 
 
 @pytest.mark.parametrize(("window", "word"), [(-0.3, "costs"), (0.0, "earns nothing"), (0.3, "earns")])

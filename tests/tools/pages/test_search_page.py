@@ -4,7 +4,7 @@ import json
 import lzma
 import re
 from collections import defaultdict
-from statistics import mean
+from statistics import mean, median
 
 import pytest
 
@@ -59,11 +59,45 @@ def test_other_rates_are_compared_by_the_seeds_that_both_have(first, tasks):
     table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in search.rates(*tasks).splitlines()]
     header, rows = table[0], table[2:]
     assert header[2] == f"loss at {first:g}" and rows
-    others = [float(name.removeprefix("minus it, at ")) for name in header[3:]]
+    others = [float(name.removeprefix("change at ")) for name in header[3:]]
     for task, name, usual, *differences in rows:
         own = losses[task, name, first]
         assert usual == f"{mean(own.values()):.3f} ({len(own)})"
         for rate, difference in zip(others, differences, strict=True):
             both = [loss - own[seed] for seed, loss in losses[task, name, rate].items() if seed in own]
             assert difference == (f"{mean(both):+.3f} ({len(both)})" if both else "")
-    assert {tuple(row[:2]) for row in rows} == {tuple(of) for *of, rate in losses if rate != first}
+    several = {tuple(of) for *of, rate in list(losses) if rate != first and losses.get((*of, first))}
+    assert {tuple(row[:2]) for row in rows} == several
+
+
+def right(folder, length):
+    """Right answers in percent of each mechanism and rate, by seed, and the steps of their training."""
+    found, steps = defaultdict(dict), set()
+    for path in (readings.RESULTS / folder / "records").glob("*.json"):
+        record = json.loads(path.read_text())
+        config, training = record["config"], record["config"].get("training", {})
+        if config.get("task", {}).get("name") == "associative_recall" and config["seq_len"] == length:
+            found[config["label"], training["learning_rate"]][config["seed"]] = (
+                100 * record["measurements"]["test"]["token_accuracy"]
+            )
+            steps.add(training["steps"])
+    (steps,) = steps
+    return found, steps
+
+
+def test_what_more_steps_change_is_said_of_every_model_that_was_trained_for_fewer():
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]]
+        for line in search.steps("associative_recall").splitlines()[2:]
+    ]
+    few, more = right("shorter", 256), right("quality", 256)
+    assert few[1] < more[1] and {row[1] for row in rows} == {name for name, _ in few[0]}
+    for n, name, *cells in rows:
+        assert n == "256"
+        for (found, steps), (said, rate, shares) in zip((few, more), (cells[:3], cells[3:]), strict=True):
+            if said == "–":
+                assert not any(label == name for label, _ in found)
+                continue
+            own = [*found[name, float(rate)].values()]
+            assert said == f"{steps:,}"
+            assert shares == f"{median(own):.0f} ({min(own):.0f}–{max(own):.0f}), {len(own)}"
