@@ -169,4 +169,4 @@ def _is_branch(known: pd.DataFrame, series: str, hybrid: str, branch: str) -> bo
     norms = bool(whole.get("qk_layernorm"))
     block_size = whole.get("block_size") or BLOCK_SIZE
     theirs = (block_size, whole.get("degree"), whole.get("bias"), whole.get("scale"), norms)
-    return ours == (*theirs, norms and whole.get("sketch") == "learned" and whole.get("degree", 0) > 2)
+    return ours == (*theirs, norms and whole.get("sketch") == "learned" and whole.get("degree") != 2)
