@@ -191,8 +191,8 @@ def _conditions(record: Record) -> Row:
     settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
     not_conditions = {"against", "name", *traits(record)["not_conditions"]}
     if isinstance(training := settings.get("training"), dict):
-        chosen = training.get("checkpoint", "last") != "last" or training.get("patience") is not None
-        left_out = {*_SEEN_LATER, *(() if chosen else LOOKS)}
+        looks_decide = training.get("checkpoint", "last") != "last" or training.get("patience") is not None
+        left_out = {*_SEEN_LATER, *(() if looks_decide else LOOKS)}
         settings["training"] = {
             k: v for k, v in training.items() if k not in left_out and (k not in LATER or v != LATER[k])
         }

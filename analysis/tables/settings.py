@@ -6,14 +6,14 @@ from typing import Any
 import pandas as pd
 
 from analysis.controls import NEEDS, compared, losses, mean, numbers, units_of
-from analysis.frame import LATER
+from analysis.frame import LATER, LOOKS
 from analysis.paired import BETTER, EQUIVALENT, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
 
 AHEAD = {BETTER: "softmax", WORSE: "the control", EQUIVALENT: "neither"}
 USUAL = "the usual"
 """The name of the setting with most of the most frequent values."""
-_LOOKS = ("evaluate_every", "evaluation_examples", "test_examples", "test_lengths", "checkpoint_seconds")
+_LOOKS = (*LOOKS, "test_examples")
 """Settings of training that change when and on what a model is evaluated, not what it learns."""
 
 

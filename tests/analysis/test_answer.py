@@ -1,9 +1,11 @@
 """The answer says what the records say: one baseline, far ends of intervals, nothing that was not measured."""
 
+import dataclasses
 import math
 
 import pandas as pd
 import pytest
+from drawn import changed
 from synthetic_records import ATTENTIONS, config, memory, record, spectral, under, written
 from test_crossover import comparison
 
@@ -121,6 +123,11 @@ def test_memory_is_over_the_softmax_that_needs_least_under_the_same_mask_and_sha
     frame.loc[(frame["attention"] == "skeinformer") & (frame["metric"] == "peak_memory"), "value"] = peaks["flash"] / 4
     assert f" Memory: {LEAST} 0.2x in a forward pass" in answer.sentences(answer.answers(frame))[0]
     assert only(tidy([*speeds, held[2], *others])).memory == {}
+    # Later records of another machine, on which nothing was compared.
+    elsewhere = {"machine": held[0].machine | {"gpu_name": "GPU"}, "ended": "2099-01-01T00:00:00+00:00"}
+    moved = dataclasses.replace(held[0], **elsewhere, cell_id="f" * 64)
+    moved = changed(moved, measurements={"passes": {"forward": {"peak_bytes": 10 * peaks["flash"]}}})
+    assert only(tidy([*speeds, held[0], held[2], moved])).memory == {2048: peaks["skeinformer"] / peaks["flash"]}
 
 
 def test_memory_is_of_the_longest_length_and_a_shorter_one_that_saves_is_named(rng):

@@ -77,6 +77,35 @@ def test_a_mechanism_has_the_best_rate_and_a_failed_run_is_worst(ends, rng):
     assert any("not as many for all" in note for note in notes)
 
 
+def with_training(record, **settings):
+    return changed(record, {"training": record.config["training"] | settings})
+
+
+def test_with_checkpoint_best_the_rate_is_that_of_the_weights_that_are_tested(rng):
+    """The loss of one rate rises again at the end, of weights that are not tested."""
+    records = [
+        train("softmax", 64, 0, rng, learning_rate=rate, final=loss, **LM) for rate, loss in ((1e-3, 1.0), (3e-3, 1.3))
+    ]
+    *_, last = records[0].measurements["validation"]
+    last["loss"] = 2.0
+    for checkpoint, rate in (("last", 3e-3), ("best", 1e-3)):
+        data, _ = trained_cells(tidy(with_training(one, checkpoint=checkpoint) for one in records))
+        assert set(data["rate"]) == {rate}
+
+
+def test_settings_that_change_nothing_that_was_learned_keep_nobody_out(rng):
+    softmax, performer = (train(label, 64, 0, rng, **LM) for label in ("softmax", "performer"))
+    looks = {"evaluate_every": 7, "evaluation_examples": 9}
+    for settings, are_both in (
+        ({**looks, "checkpoint_seconds": 1.0, "test_lengths": [128]}, True),
+        ({**looks, "checkpoint": "best"}, False),  # decide which weights are tested
+        ({"weight_decay": 0.5}, False),
+    ):
+        one = with_training(softmax, **{key: settings[key] for key in settings.keys() & {"checkpoint"}})
+        data, _ = trained_cells(tidy([one, with_training(performer, **settings)]))
+        assert (data["series"].nunique() == 2) == are_both, settings
+
+
 def test_a_rate_with_fewer_seeds_is_not_chosen(rng):
     """Those that are missing may have been the worse ones, and what has few seeds is compared with nothing."""
     ends = {1e-3: (2.0, 2.0, 2.0), 3e-3: (1.0,)}

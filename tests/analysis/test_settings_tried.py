@@ -1,5 +1,8 @@
 """The table of settings that were tried: what differs, and whether softmax or a control is better there."""
 
+import dataclasses
+
+import pandas as pd
 import pytest
 from synthetic_quality import runs
 
@@ -31,6 +34,17 @@ def test_of_two_equally_frequent_settings_the_usual_one_is_one_of_both():
     old = {"seq_len=64", "task.num_pairs=4", 'training.optimizer="adamw"'}  # older records do not name it
     new = {"seq_len=512", "task.num_pairs=8", 'training.optimizer="muon"'}
     assert usual == "the usual" and any(own <= set(other.split(", ")) for own in (old, new))
+
+
+def test_models_of_two_machines_are_not_compared():
+    """Later ones of a GPU, of which there are fewer, take nobody's place."""
+    records = [*runs(DOES_NOT), *runs(HELPS, text="pydoc")]
+    elsewhere = [
+        dataclasses.replace(one, config=one.config | {"device": "cuda:0"}, machine=one.machine | {"gpu_name": "GPU"})
+        for one in runs({"softmax": 0.5}, text="pydoc")
+    ]
+    both = [table(tidy(own)).drop(columns="disturbed", errors="ignore") for own in (records, [*records, *elsewhere])]
+    pd.testing.assert_frame_equal(*both)
 
 
 def test_without_a_control_or_with_one_setting_alone_there_is_no_table():
