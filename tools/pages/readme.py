@@ -1,8 +1,5 @@
 """The numbers of README.md from the records in results/: `python -m tools.pages.readme` writes them between marks."""
 
-import json
-import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +7,7 @@ import pandas as pd
 
 from analysis import answer, formats
 from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attributions
-from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, compared, comparisons, diagnose, error_rates, losses, mean
+from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, compared, comparisons, diagnose, losses, mean
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
 from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
@@ -18,17 +15,13 @@ from analysis.plots import captions
 from analysis.plots.by_distance import by_kind
 from analysis.selection import controls, exact_softmax, unless_quiet
 from analysis.tables import positions
-from analysis.tables.capacity import answers, matched, without_controls
-from analysis.tables.lra import TASKS
-from analysis.training import BENCHES, over_seeds, panels, trained_cells
+from analysis.training import BENCHES, panels, trained_cells
+from tools.pages import small_tasks
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "README.md"
 COSTS, QUALITY = (ROOT / "results" / name for name in ("laptop", "quality"))
 TASK = "language modelling"
-RECALL = "associative recall"
-SOLVED = 0.9  # share of right answers
-MAD = ("compression", "memorisation", "noisy recall", "fuzzy recall")
 THAN = {
     BETTER: "better than",
     WORSE: "worse than",
@@ -36,17 +29,6 @@ THAN = {
     UNDECIDED: "not clearly better or worse than",
     BLIND: "not ranked against",
 }
-TASKS_SAID = (
-    "- Which answers are right, %, in [recall](results/quality/figures/recall.png) and "
-    "[MAD](results/quality/figures/recall_state.png) in miniature: median (lowest–highest seed), seeds with 90 % or "
-    "more. **Bold**: a loss clearly smaller than the best control's, and in recall more right than by naming any value "
-    "that was shown. *Block*: what the hybrid's block ([`window` in "
-    "figures](results/quality/figures/attribution.png)) adds to its sketch alone, in nats (+: the loss without it is "
-    "larger). Both are corrected within the task (Holm). *Of some*: not every mechanism was trained at these rates. "
-    "Models are 64 wide, with one head; those of compression and memorisation have positions in place of the "
-    "convolution. The random sketch is larger (32) than the learned one (16), with four times its state, so the table "
-    "does not compare random with learned:"
-)
 
 
 def page(text: str) -> str:
@@ -87,15 +69,9 @@ def learned(name: str, frame: pd.DataFrame) -> str:
     where = " or ".join(sorted(set(frame.loc[frame["bench"].isin(BENCHES), "device_name"])))
     took = f" It made {timed} as many training steps a second as softmax (on {where})." if timed else ""
     return (
-        f"In a small model of {key[0]} (source code), n = {key[1]}, {_steps(rows)}, `{name}` was "
+        f"In a small model of {key[0]} (source code), n = {key[1]}, {small_tasks.trained_for(rows)}, `{name}` was "
         f"{' and '.join(said)}.{took} {_as_good(table, rows, found)}; [more below](#what-do-models-learn-with-it)."
     )
-
-
-def _steps(rows: pd.DataFrame) -> str:
-    """How long the models were trained: a loss says nothing of longer training."""
-    trained = {json.loads(text)["training"]["steps"] for text in set(rows["settings"])}
-    return " or ".join(f"{steps:,} steps" for steps in sorted(trained))
 
 
 def _interval(one: dict[str, Any]) -> str:
@@ -163,8 +139,8 @@ def quality(frame: pd.DataFrame) -> str:
     table = table.join(_states(found[key]))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
-    more = "\n".join([tokens, timed, earned, *_arena(data), _foretold(frame), TASKS_SAID])
-    return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), more, _tasks(data)])
+    more = "\n".join([tokens, timed, earned, *small_tasks.arena(data), small_tasks.foretold(frame), small_tasks.SAID])
+    return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), more, small_tasks.table(data)])
 
 
 def _at(steps: pd.DataFrame, key: tuple[str, int]) -> pd.DataFrame:
@@ -303,109 +279,6 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str
     )
 
 
-def _tasks(data: pd.DataFrame) -> str:
-    """A table of recall and MAD: for each task what each mechanism gets right, and what a hybrid's block adds."""
-    found = {key: rows for key, rows in panels(data) if key[0].startswith((RECALL, *MAD))}
-    lines = [_task(key, rows) | {"block (nats)": _added(rows)} for key, rows in found.items()]
-    return formats.markdown(pd.DataFrame(lines).fillna("–")) if lines else ""
-
-
-def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
-    """What part of the answers is right, of mechanisms and of the best control.
-
-    Bold if the loss is clearly smaller than that control's, and in recall more is right than by naming any value shown.
-    """
-    found, right = diagnose(rows), over_seeds(rows, "token_accuracy").set_index("series").sort_index()
-    against = [one for one in comparisons(rows, key) if one["against"] == found.negative]
-    ahead = [one["attention"] for one in against if one["verdict"] == BETTER]
-    share = (100 * right[["value", "low", "high"]]).map("{:.0f}".format)
-    of_seeds = rows[rows["metric"] == "token_accuracy"].groupby("series")["value"]
-    solved = of_seeds.agg(lambda each: f"{(each >= SOLVED).sum()}/{len(each)}")
-    said = share["value"] + " (" + share["low"] + "–" + share["high"] + ") " + solved
-    pairs = json.loads(rows["task"].iloc[0]).get("num_pairs")
-    is_ahead = said.index.isin(ahead) & (right["value"] > (1 / pairs if pairs else 0))
-    said = said.where(~is_ahead, "**" + said + "**")
-    is_control = right["control"].astype(bool)
-    best = f"`{found.negative}` {said[found.negative]}" if found.negative in said else "–"
-    alone = share["value"].get(NO_ATTENTION, "–")
-    order = [name for name in (found.positive, *said.index[~is_control]) if name in said]
-    names = {f"`{right.loc[name, 'attention'].partition(' ')[0]}`": said[name] for name in order}
-    tried = [{float(rate) for rate in text.split(", ") if rate} for text in rows["rates"].unique()]
-    by_all, by_some = set.intersection(*tried), set.union(*tried)
-    rates = [", ".join(f"{rate:g}" for rate in sorted(one)) for one in (by_all, by_some - by_all)]
-    steps = json.loads(rows["settings"].iloc[0])["training"]["steps"]
-    return {
-        "answers right (%)": f"{_short(rows, key)}: {found.word}",
-        **names,
-        "best control": best,
-        "no attention": alone,
-        "steps": f"{steps:,}",
-        "rates": "; ".join(filter(None, [rates[0], rates[1] and f"of some: {rates[1]}"])),
-    }
-
-
-def _short(rows: pd.DataFrame, key: tuple[str, int]) -> str:
-    """`recall of 4 pairs, n = 64`."""
-    pairs = json.loads(rows["task"].iloc[0]).get("num_pairs")
-    return f"{f'recall of {pairs} pairs' if key[0].startswith(RECALL) else key[0]}, n = {key[1]:,}"
-
-
-def _added(rows: pd.DataFrame) -> str:
-    """What a hybrid's block adds to its sketch trained alone."""
-    parts = [part for hybrid in attributions(rows) for part in hybrid.parts if part.how == ALONE]
-    own = [_nats(part) for part in parts if part.branch == "window"]
-    return own[0] if own and diagnose(rows).is_diagnostic else "–"
-
-
-def _foretold(frame: pd.DataFrame) -> str:
-    """A sentence: whether the pairs that a state holds without training predict who recalls more once trained."""
-    both = matched(frame)
-    found = answers(both)
-    every = [without_controls(rows) for _, rows in both.groupby(["task", "n", "keys"], sort=False)]
-    whole = [one.value for one, _ in found.values()]
-    tried = ", ".join(dict.fromkeys(f"{n:,}" for _, n, _ in found))
-    keys = " and ".join(dict.fromkeys(kind for *_, kind in found))
-    counts = Counter(word for _, word in found.values())
-    words = ", ".join(f"{word}: {count} of {len(found)}" for word, count in counts.items())
-    link = "[predict](results/quality/figures/capacity_and_recall.png)"
-    asked = f"Do the pairs that a state holds *without* training {link} the order in recall?"
-    said = f"- {asked} Rank correlations at n = {tried}, {keys} keys: {min(whole):.2f} to {max(whole):.2f} ({words})."
-    alone = [one for one in every if not math.isnan(one.value)]  # of six mechanisms or more
-    if not alone:
-        return said
-    least, most = (pick(one.value for one in alone) for pick in (min, max))
-    clear = sum(one.low > 0 for one in alone)
-    return (
-        f"{said} Without controls, which are made to recall little: {least:.2f} to {most:.2f}, "
-        f"{clear} of {len(alone)} with an interval above 0."
-    )
-
-
-def _arena(data: pd.DataFrame) -> list[str]:
-    """A line on Long Range Arena: how many tasks are diagnostic, what softmax and the best control reach in each."""
-    tasks = {key: rows for key, rows in panels(data) if key[0].startswith(TASKS)}
-    if not tasks:
-        return []
-    blind = sum(not diagnose(rows).is_diagnostic for rows in tasks.values())
-    link = "[Long Range Arena](results/quality/tables/skeinformer_table1.md)"
-    said = "; ".join(f"{task}, n = {n:,}: {_in_arena(rows)}" for (task, n), rows in tasks.items())
-    blindness = f"{link} in miniature is **not diagnostic** in {blind} of {len(tasks)} tasks"
-    return [f"- {blindness}. Right with softmax and with the best control (softmax minus it in points, 95 %): {said}."]
-
-
-def _in_arena(rows: pd.DataFrame) -> str:
-    found, wrong = diagnose(rows), error_rates(rows)
-    names = [name for name in (found.positive, found.negative) if name]
-    right = [100 * (1 - mean(wrong[name])) for name in names]
-    one = compared(*(wrong[name] for name in names)) if len(names) > 1 else None
-    if one is None:
-        return found.sentence
-    low, high = (-100 * end for end in reversed(one.interval()))
-    word = "**diagnostic**, " if found.is_diagnostic else ""
-    gain = f"{word}{-100 * one.value:+.1f}, {low:+.1f} to {high:+.1f}"
-    return f"{right[0]:.1f} % and {right[1]:.1f} % with `{names[1]}` ({gain})"
-
-
 def _earned(one: Attribution) -> str:
     """A sentence: what each branch is worth over the other trained alone, and what a model loses without it."""
     ways = {
@@ -420,13 +293,7 @@ def _earned(one: Attribution) -> str:
 
 
 def _worth(part: Worth) -> str:
-    return f"the {'block' if part.branch == 'window' else part.branch} {_nats(part)}"
-
-
-def _nats(part: Worth) -> str:
-    low, high = part.difference.interval(LEVEL)
-    word = f", {part.word}" if part.how == ALONE else ""
-    return f"{part.difference.value:+.2f} ({low:+.2f} to {high:+.2f}{word})"
+    return f"the {'block' if part.branch == 'window' else part.branch} {small_tasks.nats(part)}"
 
 
 def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.DataFrame:

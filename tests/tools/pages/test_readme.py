@@ -11,7 +11,7 @@ from analysis.controls import diagnose
 from analysis.frame import tidy
 from analysis.paired import UNDECIDED, WORSE
 from analysis.training import panels, trained_cells
-from tools.pages import readme
+from tools.pages import readme, small_tasks
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def task(losses, right):
     records = runs(losses, task="compression")
     for one in records:
         one.measurements["test"]["token_accuracy"] = right[one.config["label"]]
-    head, _, row = readme._tasks(trained_cells(tidy(records))[0]).strip().splitlines()
+    head, _, row = small_tasks.table(trained_cells(tidy(records))[0]).strip().splitlines()
     return dict(zip(*([cell.strip() for cell in line.strip("|").split("|")] for line in (head, row)), strict=True))
 
 
@@ -98,7 +98,7 @@ def test_of_a_task_shares_are_bold_where_the_loss_is_clearly_smaller_than_the_be
     told = {"softmax": 1.5, "performer": 1.6, "polysketch_random_r32": 3.0, "local": 3.0, "identity": 3.5}
     shown = {"`softmax`": "**100 (100–100) 5/5**", "`polysketch_random_r32`": "30 (30–30) 0/5"}
     shown |= {"`performer`": "**90 (90–90) 5/5**", "best control": "`local` 25 (25–25) 0/5", "no attention": "6"}
-    shown |= {"steps": "400", "rates": "0.001", "block (nats)": "–"}
+    shown |= {"trained for": "400 steps", "rates": "0.001", "block (nats)": "–"}
     assert task(told, right) == {"answers right (%)": "compression, n = 64: diagnostic"} | shown
     plain = {name: said.replace("*", "") for name, said in shown.items()}
     assert (
@@ -112,16 +112,16 @@ def test_in_recall_naming_any_value_that_was_shown_is_not_bold():
     )
     for one in records:
         one.measurements["test"]["token_accuracy"] = {"softmax": 1.0, "performer": 0.25}.get(one.config["label"], 0.0)
-    made = readme._tasks(trained_cells(tidy(records))[0])
+    made = small_tasks.table(trained_cells(tidy(records))[0])
     assert "| **100 (100–100) 5/5** | 25 (25–25) 0/5 |" in made
 
 
 @pytest.mark.parametrize(("window", "word"), [(-0.3, "costs"), (0.0, "earns nothing"), (0.3, "earns")])
 def test_what_the_block_of_a_hybrid_adds_is_what_the_table_says_if_the_task_is_diagnostic(window, word):
     data, _ = trained_cells(tidy(hybrid(window, 0.0, base=3.0, task="compression")))
-    value, verdict = readme._added(data).removesuffix(")").split(" (")
+    value, verdict = small_tasks.added(data).removesuffix(")").split(" (")
     assert float(value) == pytest.approx(window, abs=0.02) and verdict.split(", ")[1] == word
-    assert readme._added(data[~data["control"].astype(bool)]) == "–"
+    assert small_tasks.added(data[~data["control"].astype(bool)]) == "–"
 
 
 def test_models_trained_on_shorter_contexts_are_tested_beside_those_trained_on_longer_ones():
