@@ -59,6 +59,9 @@ def test_peaks_are_those_of_the_same_length_pass_and_batch(rng):
     assert [row["mib"], row["peer_mib"]] == expected
     (other,) = peers(tidy([compare(PAIR, 1024, rng, batch_size=3), *records])).to_dict("records")
     assert np.isnan(other["mib"])
+    elsewhere = [changed(one, machine={**one.machine, "cpu_model": "another"}) for one in records]
+    (other,) = peers(tidy([compare(PAIR, 1024, rng), *elsewhere])).to_dict("records")
+    assert np.isnan(other["mib"]), "a peak of another machine"
     with pytest.raises(MissingRecords, match="peer"):
         peers(tidy([compare(("flash", "performer"), 1024, rng)]))
 
