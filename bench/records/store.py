@@ -114,7 +114,8 @@ class Store:
 
     def read(self, names: Iterable[str]) -> list[Record]:
         """The records in these files, sorted as by `load`."""
-        # Each machine counts its own attempts, so the numbers do not order records of merged folders.
+        # Each machine counts its own attempts, so the numbers do not order records of merged folders. If a clock is set
+        # back between two attempts, the older one may count.
         records = (record for _, record in self.readable(names))
         return sorted(records, key=lambda record: (record.ended, record.attempt, record.record_id))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,8 +37,8 @@ class DataSettings(Settings):
         return self.data
 
     def own_files(self) -> dict[str, Any]:
-        """The files of a folder."""
-        return {} if self.data in self.known else {"files": stamps(self.data)}
+        """One hash of the stamps of all files in a folder, wherever the folder is."""
+        return {} if self.data in self.known else {"files": digest(stamps(self.data), self.data)}
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse data that are not there."""
@@ -83,6 +85,13 @@ class HubSettings(DataSettings):
 def stamps(folder: str) -> list[tuple[str, int, int]]:
     """The stamps of all files in a folder, sorted by path."""
     return [stamp(path) for path in sorted(path for path in Path(folder).rglob("*") if path.is_file())]
+
+
+def digest(stamps: Iterable[tuple[str, int, int]], folder: str) -> str:
+    """One hash of the stamps of files in a folder."""
+    root = Path(folder).absolute()
+    inside = [(str(Path(path).relative_to(root)), *rest) for path, *rest in stamps]
+    return hashlib.sha256(json.dumps(inside).encode()).hexdigest()
 
 
 def stamp(path: Path) -> tuple[str, int, int]:

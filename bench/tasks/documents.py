@@ -142,6 +142,11 @@ class Retrieval(DocumentSettings):
             raise ConfigError(f"task.data={self.data!r}: must be sympy, or a folder with one *.{FILES[split]}.tsv")
         return found[0]
 
+    def own_files(self) -> dict[str, Any]:
+        """One hash of the stamps of the three files, wherever their folder is."""
+        stamps = [data_sets.stamp(self._file(split)) for split in SPLITS if self.data not in self.known]
+        return {"files": data_sets.digest(stamps, self.data)} if stamps else {}
+
     def identity(self, split: str) -> dict[str, Any]:
         """What pins a split down."""
         return {"file": data_sets.stamp(self._file(split))}

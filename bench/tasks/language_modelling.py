@@ -47,7 +47,7 @@ class LanguageModelling(Settings):
     )
     max_tokens: int | None = setting(None, "most tokens of each split that are read; null: all", minimum=2)
     fallback: str | None = setting(
-        None, "text to read where the hub cannot be reached; null: none", choices=("kjv", "pydoc"), condition=False
+        None, "text to read where the hub cannot be reached; null: none", choices=("kjv", "pydoc")
     )
 
     def require_fits(self, config: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,6 +73,10 @@ class Pathfinder(images.ImageSettings):
         require_setting("task.data", self.data, bool(listed), "drawn, or a folder with metadata/*.npy and imgs")
         return listed
 
+    def own_files(self) -> dict[str, Any]:
+        """The hashes of the archive's lists of images."""
+        return {} if self.data == "drawn" else {"files": _hashes(self._listed())}
+
     def to_make(self, config: Mapping[str, Any], cache_dir: Path) -> str | None:
         """The images that are not drawn yet."""
         count = sum(self._parts(split).missing(cache_dir) for split in SPLITS) if self.data == "drawn" else 0
@@ -96,8 +100,12 @@ class Pathfinder(images.ImageSettings):
 
     def _read(self, split: str, cache_dir: Path) -> kept.Array:
         folder, listed = Path(self.data), self._listed()
-        key = {"archive": [hashlib.sha256(path.read_bytes()).hexdigest() for path in listed], "split": split}
+        key = {"archive": _hashes(listed), "split": split}
         return images.rows(key, _archived(folder, listed, SHARES[split]), cache_dir)
+
+
+def _hashes(files: Iterable[Path]) -> list[str]:
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
 def _archived(folder: Path, listed: list[Path], share: tuple[float, float]) -> Iterator[images.Labelled]:

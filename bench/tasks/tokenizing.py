@@ -55,7 +55,11 @@ def identity(name: str) -> Any:
     """What pins a tokenizer of `named` down; raises OSError or ValueError where there is no such file."""
     if name == BYTES.identity:
         return name
-    return hashlib.sha256(Path(name).read_bytes()).hexdigest() if is_file(name) else models.identity(name, KEY)
+    return (
+        hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        if is_file(name)
+        else models.identity(name, KEY, models.TOKENIZER)
+    )
 
 
 def is_file(name: str) -> bool:
@@ -85,7 +89,7 @@ def _of_sentencepiece(data: bytes) -> Tokenizer:
 def _of_model(name: str) -> Tokenizer:
     """The tokenizer of `minilm`, a local directory, or `repository[@revision]` on the hub."""
     transformers = package("transformers", f"{KEY}={name!r}", "-e '.[pretrained]'")
-    identity, origin = models.identity(name, KEY), models.origin(name, KEY)
+    identity, origin = models.identity(name, KEY, models.TOKENIZER), models.origin(name, KEY)
     with models.reading(name, origin, KEY):
         tokenizer = transformers.AutoTokenizer.from_pretrained(**origin)
     options = {"add_special_tokens": False, "verbose": False}

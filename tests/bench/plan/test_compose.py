@@ -1,5 +1,7 @@
 """Every YAML is a cell that can be planned; files hold presets, the settings classes hold defaults."""
 
+import os
+
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -36,18 +38,45 @@ def ids(*overrides):
 def test_a_training_on_a_file_is_another_one_after_the_file_changed(tmp_path):
     """And so is one on a folder; what packages bring has the ids of older records."""
     text, folder = tmp_path / "own.txt", tmp_path / "archive"
-    folder.mkdir()
+    (folder / "metadata").mkdir(parents=True)
     language = ("task=language_modelling", "model=transformer_tiny", "seq_len=16", f"task.text={text}")
     images = ("task=pathfinder", "model=classifier", f"task.data={folder}", "seq_len=1024")
     found = []
     for content in ("first", "other"):
         text.write_text(content)
-        (folder / "labels").write_text(content * 2 if content == "other" else content)
+        (folder / "metadata" / "1.npy").write_text(content)
         clear_caches()
         found.append([ids("bench=train", *asked) for asked in (language, images)])
     assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
     assert settings({"name": "language_modelling"}).own_files() == {}
     assert settings({"name": "pathfinder"}).own_files() == {}
+
+
+def test_an_id_has_only_what_a_task_reads_of_files(tmp_path):
+    """No weights beside a tokenizer, no other file beside the papers, and no name of the folder."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    papers = [tmp_path / name for name in ("papers", "copy")]
+    for folder in papers:
+        folder.mkdir()
+        for split in ("train", "eval", "test"):
+            (folder / f"aan.{split}.tsv").write_text("0\t1\t2\ta\tb\n")
+            os.utime(folder / f"aan.{split}.tsv", ns=(10**18, 10**18))
+    asked = (
+        {"name": "language_modelling", "tokenizer": str(model)},
+        {"name": "retrieval", "data": str(papers[0])},
+        {"name": "text", "data": str(papers[0])},
+    )
+    before = [settings(own).own_files() for own in asked]
+    assert settings({"name": "retrieval", "data": str(papers[1])}).own_files() == before[1]
+    assert settings({"name": "text", "data": str(papers[1])}).own_files() == before[2]
+    (model / "model.safetensors").write_text("weights")
+    (papers[0] / "notes").write_text("mine")
+    assert [settings(own).own_files() == old for own, old in zip(asked, before, strict=True)] == [True, True, False]
+    (model / "tokenizer.json").write_text("{}")
+    os.utime(papers[0] / "aan.test.tsv")
+    assert all(settings(own).own_files() != old for own, old in zip(asked, before, strict=True))
 
 
 def compared(*overrides):
