@@ -61,7 +61,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
     speeds, softmax = crossover.table(frame), set(without_dtype(frame[exact_softmax(frame)]))
     speeds = speeds[~speeds["attention"].isin(softmax)]
     compared = pd.Series(without_dtype(frame), frame.index).where(frame["bench"] == "compare")
-    machines = set(frame.loc[frame["bench"] == "compare", "device_name"])
+    machines = crossover.machines(frame)
     found = []
     for (dtype, causal, name), rows in speeds.groupby(["dtype", "causal", "attention"]):
         forward, training = (

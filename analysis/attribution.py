@@ -64,7 +64,10 @@ class Attribution:
 
     @property
     def owner(self) -> str:
-        """Which branch earns the loss: `window`, `sketch`, `both`, `neither` or `undecided`."""
+        """Which branch earns the loss: `window`, `sketch`, `both`, `neither` or `undecided`.
+
+        A branch that could only be removed (`of`) counts if the model uses it.
+        """
         words = {branch: one.word for branch in BRANCHES if (one := self.of(branch))}
         if len(words) < len(BRANCHES) or UNDECIDED in words.values():
             return UNDECIDED
@@ -93,13 +96,13 @@ def attributions(data: pd.DataFrame) -> list[Attribution]:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What each branch of a hybrid is worth: the loss without it minus the hybrid's, and which branch earns the loss.
+    """What each branch of a hybrid is worth: the loss without it minus the hybrid's, and whose work the loss is.
 
-    Differences are of the seeds that both have. Above 0 nats the branch earns; 95 % intervals are over seeds and
-    `units`, groups of test examples. `how`: `removed` from numerator and denominator of the trained model, which is
-    not retrained; removed from the sum over values only; or the other branch trained alone (`against`). The last one
-    decides if it was measured: what is `used`, the model might have learned to do without. Verdicts are corrected over
-    the branches of a hybrid (Holm).
+    Differences are of the seeds that both have. Above 0 nats the loss without the branch is larger; 95 % intervals are
+    over seeds and `units`, groups of test examples. `how`: `removed` from numerator and denominator of the trained
+    model, which is not retrained; removed from the sum over values only; or the other branch trained alone (`against`).
+    The last one decides if it was measured: what is `used`, the model might have learned to do without. Verdicts are
+    corrected over the branches of a hybrid (Holm).
     """
     data, _ = trained_cells(frame)
     by_panel = dict(panels(data))

@@ -103,6 +103,11 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     return unless_quiet(table.rename(columns={"series": "attention", "disturbance": "disturbed"}))
 
 
+def machines(frame: pd.DataFrame) -> set[str]:
+    """The names of the devices on which was measured what `table` shows."""
+    return set(_timed(frame)[0]["device_name"])
+
+
 def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Times of all mechanisms of all comparisons; `entry` is the label, `series` the label without the dtype."""
     data = frame[(frame["bench"] == "compare") & (frame["metric"] == "latency")]

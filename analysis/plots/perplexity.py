@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import controls
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.training import over_seeds, panels, perplexity, trained_cells, with_settings, within
+from analysis.training import over_seeds, panels, perplexity, trained_cells, within
 
 TASK = "language_modelling"
 BASELINES: dict[str, dict[str, Any]] = {
@@ -80,8 +80,10 @@ def _binned(losses: np.ndarray) -> pd.Series:
 def _trained_on(data: pd.DataFrame) -> str:
     """A sentence on the tokenizer and the number of training tokens."""
     tokenizers = " or ".join(sorted({str(json.loads(text).get("tokenizer")) for text in data["task"]}))
-    cells = with_settings(data[data["metric"] == "train_loss"], {"steps": ("training", "steps")})
-    tokens = cells["tokens"] * pd.to_numeric(cells["steps"], errors="coerce")
+    last = data[data["metric"] == "validation_step"]  # every training ends with a look, also one that ends early
+    tokens = (last["tokens"] * last["value"]).dropna()
+    if tokens.empty:
+        return f"Tokens: {tokenizers}."
     low, high = tokens.min() / 1e6, tokens.max() / 1e6
     count = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
     return f"Tokens: {tokenizers}; trained on {count} million."

@@ -133,7 +133,7 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
         own: dict[str, object] = {}
         for group, names in OPTIONS.items():
             part = settings.get(group) or {}
-            own |= {f"{group}.{key}": part[key] for key in part if key not in LOOKS and (names is None or key in names)}
+            own |= {f"{group}.{key}": part[key] for key in part if names is None or key in names}
         task = {key: value for key, value in (settings.get("task") or {}).items() if key not in TASK_OPTIONS}
         rest.append(json.dumps([task, own.pop("training.learning_rate", None)], sort_keys=True))
         options.append(json.dumps(own, sort_keys=True))
@@ -171,5 +171,7 @@ def _words(usual: str, text: str) -> str:
     """The options that differ from the usual ones: `checkpoint=last`."""
     first, second = json.loads(usual), json.loads(text)
     names = [key for key in dict.fromkeys([*first, *second]) if first.get(key) != second.get(key)]
+    # Only a protocol in which they decide something has the settings of looks.
+    names = [key for key in names if key.partition(".")[2] not in LOOKS or (key in first and key in second)]
     settings = [key.partition(".")[2] for key in names]
     return ", ".join(f"{own}={second.get(key, LATER.get(own))}" for key, own in zip(names, settings, strict=True))

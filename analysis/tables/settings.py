@@ -6,15 +6,15 @@ from typing import Any
 import pandas as pd
 
 from analysis.controls import NEEDS, compared, losses, mean, numbers, units_of
-from analysis.frame import LATER, LOOKS
+from analysis.frame import LATER
 from analysis.paired import BETTER, EQUIVALENT, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
 
 AHEAD = {BETTER: "softmax", WORSE: "the control", EQUIVALENT: "neither"}
 USUAL = "the usual"
 """The name of the setting with most of the most frequent values."""
-_LOOKS = (*LOOKS, "test_examples")
-"""Settings of training that change when and on what a model is evaluated, not what it learns."""
+_NOT_LEARNED = "test_examples"
+"""A setting of training that changes on what a model is tested, not what it learns."""
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -43,7 +43,8 @@ def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
     Models of different CPUs compare, others do not: those of the machine with most cells are shown.
     """
     machine = rows["device_name"].where(rows["device"] != "cpu", "any CPU")
-    rows = rows[machine == machine.mode()[0]]
+    cells = machine[(rows["status"] == "ok") & ~rows["cell_id"].duplicated()]
+    rows = rows[machine == cells.mode()[0]] if len(cells) else rows
     flat = pd.DataFrame({row["cell_id"]: _flat(row) for row in rows.drop_duplicates("cell_id").to_dict("records")}).T
     flat = flat.fillna("not recorded")  # by a version that had no such setting
     # A cell's own values: the most frequent ones of each key alone may stand together in no cell.
@@ -80,6 +81,6 @@ def _flat(row: dict[str, Any]) -> dict[str, str]:
         # A record from another version may lack it.
         values = values if isinstance(values, dict) else {}
         for key, value in (LATER | values if part == "training" else values).items():
-            if key not in _LOOKS:
+            if key != _NOT_LEARNED:
                 own[f"{part}.{key}"] = json.dumps(value)
     return own

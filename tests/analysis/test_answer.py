@@ -127,7 +127,13 @@ def test_memory_is_over_the_softmax_that_needs_least_under_the_same_mask_and_sha
     elsewhere = {"machine": held[0].machine | {"gpu_name": "GPU"}, "ended": "2099-01-01T00:00:00+00:00"}
     moved = dataclasses.replace(held[0], **elsewhere, cell_id="f" * 64)
     moved = changed(moved, measurements={"passes": {"forward": {"peak_bytes": 10 * peaks["flash"]}}})
-    assert only(tidy([*speeds, held[0], held[2], moved])).memory == {2048: peaks["skeinformer"] / peaks["flash"]}
+    expected = {2048: peaks["skeinformer"] / peaks["flash"]}
+    assert only(tidy([*speeds, held[0], held[2], moved])).memory == expected
+    # And where something was compared that the speeds are not of; its name comes first.
+    there = {"machine": speeds[0].machine | {"cpu_model": "A first"}, "cell_id": "e" * 64}
+    other = [dataclasses.replace(one, machine=there["machine"], cell_id=f"{at:064}") for at, one in enumerate(held)]
+    other[2] = changed(other[2], measurements={"passes": {"forward": {"peak_bytes": 100 * peaks["flash"]}}})
+    assert only(tidy([*speeds, held[0], held[2], *other, dataclasses.replace(speeds[0], **there)])).memory == expected
 
 
 def test_memory_is_of_the_longest_length_and_a_shorter_one_that_saves_is_named(rng):

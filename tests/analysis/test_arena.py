@@ -200,6 +200,14 @@ def test_an_option_is_compared_with_the_usual_protocol_by_seed_and_group():
     assert table.loc[("mask=nonzero", "flash"), "verdict"] == "as good as"
 
 
+def test_looks_are_an_option_where_they_decide_and_are_not_named_beside_a_protocol_without():
+    often, seldom = ({"checkpoint": "best", "evaluate_every": every} for every in (10, 800))
+    records = [*cells({"flash": 0.9}, training=often), *cells({"flash": 0.5}, 3, training=seldom)]
+    table = TABLES["lra_protocols"](tidy([*records, *cells({"flash": 0.7}, 3, training={"checkpoint": "last"})]))
+    found = table.set_index("option")["difference (points)"].to_dict()
+    assert found == {"evaluate_every=800": pytest.approx(-40, abs=1), "checkpoint=last": pytest.approx(-20, abs=1)}
+
+
 def test_differences_are_those_of_a_paired_t_test_where_only_seeds_differ():
     """Of two groups of examples that are alike, so that all chance is of the seeds."""
     usual, other = cells({"flash": 0.8}, 6), cells({"flash": 0.8}, 6, training={"schedule": "linear"})

@@ -11,6 +11,7 @@ from analysis.paired import verdict, verdicts
 from analysis.plots import attribution
 from analysis.selection import MissingRecords
 from analysis.training import trained_cells
+from attention_zoo import create
 
 SILENT = {"polysketch_learned_r64", "local_polynomial_norms"}
 
@@ -97,7 +98,8 @@ def test_another_window_is_not_the_branch(key, value, monkeypatch):
 def test_the_window_of_a_hybrid_with_the_usual_block_size_is_found(monkeypatch):
     """Settings leave it out; with degree 2 nothing is learned, and the window has the one norm."""
     monkeypatch.setitem(ATTENTIONS[HYBRID], "block_size", None)
-    monkeypatch.setitem(ATTENTIONS["local_polynomial_norms"], "block_size", 1024)
+    usual = create("polysketch", head_dim=8, num_heads=1, causal=True, local=True).block_size
+    monkeypatch.setitem(ATTENTIONS["local_polynomial_norms"], "block_size", usual)
     assert "local_polynomial_norms" in {part.against for part in only(hybrid(0.4, 0.0, seeds=2)).parts}
     for name in ATTENTIONS:
         monkeypatch.setitem(ATTENTIONS[name], "degree", 2)

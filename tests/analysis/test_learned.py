@@ -170,6 +170,9 @@ def test_perplexity_has_its_range_its_baselines_its_text_and_what_ran_out_of_mem
     assert words(panel) == ["OOM"]
     assert [text.get_text() for text in figure.legends[0].texts][-2:] == ["unigram", "bigram"]
     assert "Tokens: bytes; trained on 3.28 to 6.55 million." in caption(figure) and "3 seeds." in caption(figure)
+    for one in records:  # a training with patience may end earlier than its settings say
+        one.config["training"] |= {"steps": 100_000, "patience": 2}
+    assert "trained on 3.28 to 6.55 million." in caption(perplexity.figure(tidy(records)))
 
 
 def test_two_texts_have_a_panel_each_and_no_baseline_is_invented(rng):

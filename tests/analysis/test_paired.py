@@ -51,6 +51,15 @@ def test_a_gain_of_a_tenth_of_a_nat_is_found_with_five_seeds():
     assert simulated(-0.1, 100).count(WORSE) >= 80
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_of_losses_that_are_not_finite_nothing_is_said(wrong, rng):
+    first, second = losses(rng)
+    first[0, 0] = wrong
+    with np.errstate(invalid="ignore"):
+        one = difference(first, second)
+    assert (one.p, one.p_equivalent(), verdict(one)) == (1, 1, UNDECIDED)
+
+
 def test_what_is_equal_up_to_little_noise_is_as_good():
     assert simulated(0.0, 100, sd_seeds=0.003, sd_units=0.003, sd_rest=0.01).count(EQUIVALENT) >= 95
     # A difference of the margin itself passes as none in at most five of a hundred.

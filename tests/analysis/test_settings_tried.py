@@ -4,6 +4,7 @@ import dataclasses
 
 import pandas as pd
 import pytest
+import synthetic_records
 from synthetic_quality import runs
 
 from analysis.frame import tidy
@@ -34,6 +35,20 @@ def test_of_two_equally_frequent_settings_the_usual_one_is_one_of_both():
     old = {"seq_len=64", "task.num_pairs=4", 'training.optimizer="adamw"'}  # older records do not name it
     new = {"seq_len=512", "task.num_pairs=8", 'training.optimizer="muon"'}
     assert usual == "the usual" and any(own <= set(other.split(", ")) for own in (old, new))
+
+
+def test_looks_that_decide_are_settings_of_their_own():
+    """With patience, how often one looks says when a training ends."""
+    records = []
+    for losses, every in ((DOES_NOT, 50), (HELPS, 5)):
+        for one in runs(losses):
+            training = one.config["training"] | {"patience": 2, "evaluate_every": every}
+            records.append(synthetic_records.record(one.config | {"training": training}, one.measurements))
+    found = table(tidy(records)).set_index("setting")
+    assert found["better"].to_dict() in (
+        {"training.evaluate_every=5": "softmax", "the usual": "the control"},
+        {"training.evaluate_every=50": "the control", "the usual": "softmax"},
+    )
 
 
 def test_models_of_two_machines_are_not_compared():

@@ -92,17 +92,20 @@ def added(rows: pd.DataFrame) -> str:
 def foretold(frame: pd.DataFrame) -> str:
     """A sentence: whether the pairs that a state holds without training predict who recalls more once trained."""
     both = matched(frame)
-    found = answers(both)
+    # Of fewer than six mechanisms there is no correlation.
+    found = {panel: (one, word) for panel, (one, word) in answers(both).items() if not math.isnan(one.value)}
     every = [without_controls(rows) for _, rows in both.groupby(["task", "n", "keys"], sort=False)]
+    alone = [one for one in every if not math.isnan(one.value)]
+    link = "[predict](results/quality/figures/capacity_and_recall.png)"
+    asked = f"Do the pairs that a state holds *without* training {link} the order in recall?"
+    if not found:
+        return f"- {asked} Too few mechanisms were trained to say."
     whole = [one.value for one, _ in found.values()]
     tried = ", ".join(dict.fromkeys(f"{n:,}" for _, n, _ in found))
     keys = " and ".join(dict.fromkeys(kind for *_, kind in found))
     counts = Counter(word for _, word in found.values())
     words = ", ".join(f"{word}: {count} of {len(found)}" for word, count in counts.items())
-    link = "[predict](results/quality/figures/capacity_and_recall.png)"
-    asked = f"Do the pairs that a state holds *without* training {link} the order in recall?"
     said = f"- {asked} Rank correlations at n = {tried}, {keys} keys: {min(whole):.2f} to {max(whole):.2f} ({words})."
-    alone = [one for one in every if not math.isnan(one.value)]  # of six mechanisms or more
     if not alone:
         return said
     least, most = (pick(one.value for one in alone) for pick in (min, max))

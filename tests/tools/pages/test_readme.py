@@ -3,6 +3,7 @@
 import csv
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 from synthetic_quality import hybrid, run, runs
@@ -114,6 +115,19 @@ def test_in_recall_naming_any_value_that_was_shown_is_not_bold():
         one.measurements["test"]["token_accuracy"] = {"softmax": 1.0, "performer": 0.25}.get(one.config["label"], 0.0)
     made = small_tasks.table(trained_cells(tidy(records))[0])
     assert "| **100 (100–100) 5/5** | 25 (25–25) 0/5 |" in made
+
+
+def test_of_few_mechanisms_no_correlation_is_said(monkeypatch):
+    """Of a panel of five there is none, and the others are said without it."""
+    pairs = np.arange(8.0)
+    panels = [
+        pd.DataFrame({"task": "recall", "n": n, "keys": "gaussian", "pairs": pairs[:count], "recall": pairs[:count]})
+        for n, count in ((64, 5), (256, 8))
+    ]
+    both = pd.concat(panels).assign(control=False)
+    monkeypatch.setattr(small_tasks, "matched", lambda frame: frame)
+    assert " at n = 256, gaussian keys: 1.00 to 1.00 (predicts: 1 of 1)" in small_tasks.foretold(both)
+    assert small_tasks.foretold(both[both["n"] == 64]).endswith("Too few mechanisms were trained to say.")
 
 
 @pytest.mark.parametrize(("window", "word"), [(-0.3, "costs"), (0.0, "earns nothing"), (0.3, "earns")])
