@@ -21,8 +21,8 @@ _EXPLANATION = (
     "Left: time of a whole training step of the fastest exact softmax over theirs (above 1: faster), with 95 % "
     "intervals, in the same rounds{}. Middle: test loss minus softmax's, paired by seed and unit of the test, "
     "with 95 % intervals over both; grey: within {} nats, as good as. Right: filled where faster and as good or "
-    "better, hollow where not (a step that is not faster decides alone, as does a worse loss), ? where that is unknown (no records, undecided, or not "
-    "diagnostic); under each name, the shortest such length."
+    "better, hollow where not (a step that is not faster decides alone, as does a worse loss), ? where that is unknown "
+    "(no records, undecided, or not diagnostic); under each name, the shortest such length."
 )
 
 
