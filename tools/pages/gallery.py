@@ -9,6 +9,16 @@ from analysis.registry import FIGURES
 RESULTS = Path(__file__).parents[2] / "results"
 # What a figure answers, and the experiments of its records, by its name in `analysis.registry`.
 ENTRIES = tomllib.loads((Path(__file__).parent / "gallery.toml").read_text())
+OF_TASKS = {
+    "lm_small": ("language_modelling",),
+    "recall_small": ("associative_recall",),
+    "mad_small": ("compression", "fuzzy_recall", "memorisation", "noisy_recall"),
+    "lra_small": ("image", "listops", "pathfinder", "retrieval", "text"),
+    "reversal_small": ("reversal",),
+    "induction_small": ("induction_heads",),
+    "copying_small": ("selective_copying",),
+}
+"""The tasks that experiments train, each of which has figures of its own."""
 
 
 def pictures() -> Iterator[tuple[str, Path]]:
@@ -27,6 +37,17 @@ def figure_of(stem: str) -> str:
     if not names:
         raise KeyError(f"{stem}: no figure of `python -m analysis list` has this name")
     return max(names, key=len)
+
+
+def experiments(name: str, path: Path) -> list[str]:
+    """The experiments whose records a picture of this figure shows."""
+    own: list[str] | dict[str, list[str]] | str = ENTRIES[name]["experiments"]
+    if isinstance(own, list):
+        return own
+    if isinstance(own, dict):
+        return own[path.parts[-3]]
+    task = path.stem.removeprefix(f"{name}_")
+    return [experiment for experiment, tasks in OF_TASKS.items() if task in tasks]
 
 
 def _order(path: Path) -> tuple[bool, str, int, str]:
@@ -48,7 +69,7 @@ def page() -> str:
 def _figure(name: str, path: Path) -> list[str]:
     entry, source = ENTRIES[name], f"../{path.relative_to(RESULTS.parent)}"
     numbers = path.with_suffix(".csv")
-    commands = [f"python -m bench experiment={experiment}" for experiment in entry["experiments"]]
+    commands = [f"python -m bench experiment={experiment}" for experiment in experiments(name, path)]
     return [
         f"### {path.stem}",
         "",

@@ -57,8 +57,8 @@ INTRODUCTION = f"""\
 Made by `make models`, which tries every mechanism that runs on a CPU in small models of transformers with random
 weights, in float32. `ok` is the outcome of a trial; the reasons of refusals are below the tables.
 
-- *forward*: outputs are finite; in a causal model no output changes with a later token; `softmax` and `flash` equal
-  eager attention to 1e-5.
+- *forward*: outputs are finite; in a causal model no output changes with a later token (not asked of what is only
+  nearly causal, *approx.* in [the zoo](zoo.md)); `softmax` and `flash` equal eager attention to 1e-5.
 - *left*, *right*: {PADDED} of {LENGTH} tokens of one of two sequences are padding on that side; their values change no
   output of a token.
 - *backward*: gradients are finite, and embeddings get some. *checkpointing*: the same with activation checkpoints.

@@ -2,6 +2,7 @@
 
 import re
 
+import pandas as pd
 import pytest
 
 from analysis.registry import FIGURES
@@ -12,9 +13,21 @@ from tools.pages import gallery
 def test_every_figure_has_a_sentence_and_experiments_that_there_are():
     assert gallery.ENTRIES.keys() == FIGURES.keys()
     for name, entry in gallery.ENTRIES.items():
-        assert entry.keys() == {"answers", "experiments"} and entry["experiments"], name
+        assert entry.keys() == {"answers", "experiments"}, name
         assert re.fullmatch(r"[A-Z].*[.?]", entry["answers"]), name
-        assert [one for one in entry["experiments"] if not (CONF / "experiment" / f"{one}.yaml").is_file()] == [], name
+    for name, path in gallery.pictures():
+        files = [CONF / "experiment" / f"{one}.yaml" for one in gallery.experiments(name, path)]
+        assert files and all(file.is_file() for file in files), path
+        if name in ("controls", "learning", "quality_cost"):  # whose panels are of tasks
+            panels = pd.read_csv(path.with_suffix(".csv"))["panel"].unique()
+            shown = {panel.split(",")[0].replace(" ", "_") for panel in panels}
+            trained = {experiment for experiment, tasks in gallery.OF_TASKS.items() if shown.intersection(tasks)}
+            assert {file.stem for file in files} == trained, path
+
+
+@pytest.mark.parametrize(("experiment", "tasks"), gallery.OF_TASKS.items())
+def test_experiments_train_the_tasks_that_the_gallery_says(experiment, tasks):
+    assert set(tasks) <= set(re.findall(r"\w+", (CONF / "experiment" / f"{experiment}.yaml").read_text()))
 
 
 def test_every_committed_picture_is_on_the_page_with_its_numbers():
