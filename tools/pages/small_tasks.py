@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import formats
 from analysis.attribution import ALONE, Worth, attributions
 from analysis.controls import NO_ATTENTION, compared, comparisons, diagnose, error_rates, mean
-from analysis.paired import BETTER, LEVEL
+from analysis.paired import BETTER, FEWEST_SEEDS, LEVEL
 from analysis.tables.capacity import answers, matched, without_controls
 from analysis.tables.lra import TASKS
 from analysis.training import over_seeds, panels
@@ -83,9 +83,9 @@ def _short(rows: pd.DataFrame, key: tuple[str, int]) -> str:
 
 
 def added(rows: pd.DataFrame) -> str:
-    """What a hybrid's block adds to its sketch trained alone."""
+    """What a hybrid's block adds to its sketch trained alone, of as many seeds as a verdict takes."""
     parts = [part for hybrid in attributions(rows) for part in hybrid.parts if part.how == ALONE]
-    own = [nats(part) for part in parts if part.branch == "window"]
+    own = [nats(part) for part in parts if part.branch == "window" and part.difference.seeds >= FEWEST_SEEDS]
     return own[0] if own and diagnose(rows).is_diagnostic else "–"
 
 
