@@ -144,8 +144,10 @@ class Retrieval(DocumentSettings):
 
     def own_files(self) -> dict[str, Any]:
         """One hash of the stamps of the three files, wherever their folder is."""
-        stamps = [data_sets.stamp(self._file(split)) for split in SPLITS if self.data not in self.known]
-        return {"files": data_sets.digest(stamps, self.data)} if stamps else {}
+        if self.data in self.known:
+            return {}
+        files = [path for split in SPLITS for path in sorted(Path(self.data).glob(f"*.{FILES[split]}.tsv"))]
+        return {"files": data_sets.digest(map(data_sets.stamp, files), self.data)}
 
     def identity(self, split: str) -> dict[str, Any]:
         """What pins a split down."""
