@@ -58,10 +58,9 @@ class Answer(NamedTuple):
 
 def answers(frame: pd.DataFrame) -> list[Answer]:
     """One answer per mechanism, mask and dtype compared with exact softmax in interleaved rounds (bench=compare)."""
-    speeds, softmax = crossover.table(frame), set(without_dtype(frame[exact_softmax(frame)]))
+    speeds, softmax = crossover.speeds(frame), set(without_dtype(frame[exact_softmax(frame)]))
     speeds = speeds[~speeds["attention"].isin(softmax)]
     compared = pd.Series(without_dtype(frame), frame.index).where(frame["bench"] == "compare")
-    machines = crossover.machines(frame)
     found = []
     for (dtype, causal, name), rows in speeds.groupby(["dtype", "causal", "attention"]):
         forward, training = (
@@ -70,7 +69,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
         if forward.empty:
             continue
         from_n, is_first = _from(forward)
-        of_dtype = frame[(frame["dtype"] == dtype) & frame["device_name"].isin(machines)]
+        of_dtype = frame[(frame["dtype"] == dtype) & frame["device_name"].isin(rows["device_name"])]
         peaks = [_memory(of_dtype, str(name), bool(causal), which) for which in ("forward", "forward_backward")]
         of_size = set(frame.loc[compared == name, "features"].dropna())
         error_n, error, averaging = _errors(frame, str(name), bool(causal), of_size)

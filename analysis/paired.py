@@ -62,16 +62,12 @@ class Difference:
     @property
     def p(self) -> float:
         """Two-sided p-value of the hypothesis that there is no difference; 1 if losses are not finite."""
-        if not math.isfinite(self.variance):
-            return 1.0
         if self.variance == 0:
             return 1.0 if self.value == 0 else 0.0
         return min(1.0, 2 * _tail(abs(self.value) / math.sqrt(self.variance), self.parts))
 
     def p_equivalent(self, margin: float = MARGIN) -> float:
         """p-value of the hypothesis that the difference is beyond the margin: two one-sided tests (Schuirmann 1987)."""
-        if not math.isfinite(self.variance):
-            return 1.0
         within = margin - abs(self.value)
         if self.variance == 0:
             return 0.0 if within > 0 else 1.0
@@ -128,6 +124,8 @@ def _critical(level: float, parts: Parts) -> float:
 
 def _tail(value: float, parts: Parts) -> float:
     """The level whose critical value this is; it lies between the tails of Student's t of the parts."""
+    if math.isnan(value):  # of losses that are not finite
+        return 1.0
     if value < 0:
         return 1 - _tail(-value, parts)
     tails = [float(special.stdtr(freedom, -value)) for freedom, _ in parts]

@@ -81,6 +81,11 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     mechanism stays faster, with its interval; or at all lengths that were measured, or from none of them on. Shown is
     the longest length; the CSV has all, and the speed over flash in float32 (`over_flash`).
     """
+    return unless_quiet(speeds(frame).drop(columns="device_name"))
+
+
+def speeds(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `table` with the device that they were measured on, `device_name`."""
     timed, _ = _timed(frame)
     best, keys = _over_best(timed), ["cell_id", "entry"]
     flash = timed[(timed["attention"] == FLASH[0]) & (timed["dtype"] == FLASH[1])].drop_duplicates("cell_id")
@@ -98,14 +103,9 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     order = ["causal", "pass", "series", "dtype", "seq_len"]
     rows = best.join(over_best, on=keys).join(over_flash, on=keys).join(crossed_at, on=CURVE).sort_values(order)
     rows = rows.reset_index(drop=True)
-    columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval", "disturbance"]
+    columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval", "disturbance", "device_name"]
     table = rows.assign(interval=intervals.each(rows))[columns]
-    return unless_quiet(table.rename(columns={"series": "attention", "disturbance": "disturbed"}))
-
-
-def machines(frame: pd.DataFrame) -> set[str]:
-    """The names of the devices on which was measured what `table` shows."""
-    return set(_timed(frame)[0]["device_name"])
+    return table.rename(columns={"series": "attention", "disturbance": "disturbed"})
 
 
 def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
