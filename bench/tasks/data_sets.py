@@ -37,8 +37,8 @@ class DataSettings(Settings):
         return self.data
 
     def own_files(self) -> dict[str, Any]:
-        """One hash of the stamps of all files in a folder, wherever the folder is."""
-        return {} if self.data in self.known else {"files": digest(stamps(self.data), self.data)}
+        """One hash of all files of a folder."""
+        return {} if self.data in self.known else {"files": digest(self.data, _files(self.data))}
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse data that are not there."""
@@ -65,7 +65,7 @@ class HubSettings(DataSettings):
         """What pins a split down: the repository, or the files with their sizes and when they were changed."""
         if self.data == self.known[0]:
             return {"dataset": self.repository, "split": split}
-        return {"files": stamps(self.data), "split": split}
+        return {"files": [stamp(path) for path in _files(self.data)], "split": split}
 
     def require_kept(self, keys: Iterable[Mapping[str, Any]], cache_dir: Path) -> None:
         """Refuse data that are neither kept under these keys nor to be had, as far as that is known without network."""
@@ -82,15 +82,13 @@ class HubSettings(DataSettings):
         yield from texts.records(self.source, None, None, split, KEY, self.columns)
 
 
-def stamps(folder: str) -> list[tuple[str, int, int]]:
-    """The stamps of all files in a folder, sorted by path."""
-    return [stamp(path) for path in sorted(path for path in Path(folder).rglob("*") if path.is_file())]
+def _files(folder: str) -> list[Path]:
+    return sorted(path for path in Path(folder).rglob("*") if path.is_file())
 
 
-def digest(stamps: Iterable[tuple[str, int, int]], folder: str) -> str:
-    """One hash of the stamps of files in a folder."""
-    root = Path(folder).absolute()
-    inside = [(str(Path(path).relative_to(root)), *rest) for path, *rest in stamps]
+def digest(folder: str, files: Iterable[Path]) -> str:
+    """One hash of the stamps of files in a folder, wherever the folder is."""
+    inside = [(str(path.relative_to(folder)), *stamp(path)[1:]) for path in files]
     return hashlib.sha256(json.dumps(inside).encode()).hexdigest()
 
 

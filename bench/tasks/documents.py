@@ -137,17 +137,19 @@ class Retrieval(DocumentSettings):
             self._file(split)
 
     def _file(self, split: str) -> Path:
-        found = sorted(Path(self.data).glob(f"*.{FILES[split]}.tsv"))
+        found = self._files(split)
         if len(found) != 1:
             raise ConfigError(f"task.data={self.data!r}: must be sympy, or a folder with one *.{FILES[split]}.tsv")
         return found[0]
 
+    def _files(self, split: str) -> list[Path]:
+        return sorted(Path(self.data).glob(f"*.{FILES[split]}.tsv"))
+
     def own_files(self) -> dict[str, Any]:
-        """One hash of the stamps of the three files, wherever their folder is."""
+        """One hash of the three files."""
         if self.data in self.known:
             return {}
-        files = [path for split in SPLITS for path in sorted(Path(self.data).glob(f"*.{FILES[split]}.tsv"))]
-        return {"files": data_sets.digest(map(data_sets.stamp, files), self.data)}
+        return {"files": data_sets.digest(self.data, (path for split in SPLITS for path in self._files(split)))}
 
     def identity(self, split: str) -> dict[str, Any]:
         """What pins a split down."""

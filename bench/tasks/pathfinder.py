@@ -69,13 +69,13 @@ class Pathfinder(images.ImageSettings):
             self._listed()
 
     def _listed(self) -> list[Path]:
-        listed = sorted(Path(self.data).glob("metadata/*.npy"))
+        listed = _lists(self.data)
         require_setting("task.data", self.data, bool(listed), "drawn, or a folder with metadata/*.npy and imgs")
         return listed
 
     def own_files(self) -> dict[str, Any]:
         """The hashes of the archive's lists of images."""
-        return {} if self.data == "drawn" else {"files": _hashes(sorted(Path(self.data).glob("metadata/*.npy")))}
+        return {} if self.data == "drawn" else {"files": _hashes(_lists(self.data))}
 
     def to_make(self, config: Mapping[str, Any], cache_dir: Path) -> str | None:
         """The images that are not drawn yet."""
@@ -102,6 +102,10 @@ class Pathfinder(images.ImageSettings):
         folder, listed = Path(self.data), self._listed()
         key = {"archive": _hashes(listed), "split": split}
         return images.rows(key, _archived(folder, listed, SHARES[split]), cache_dir)
+
+
+def _lists(folder: str) -> list[Path]:
+    return sorted(Path(folder).glob("metadata/*.npy"))
 
 
 def _hashes(files: Iterable[Path]) -> list[str]:

@@ -209,7 +209,7 @@ def in_place(change):
 AROUND = {
     "its input query": in_place(lambda q, k, v: (q.zero_(), k.zero_())),
     "its input value": in_place(lambda q, k, v: v.mul_(2)),
-    "torch's random state": beside(lambda *qkv: torch.manual_seed(123456789)),  # of no test
+    "torch's random state": beside(lambda *qkv: torch.manual_seed(123456789)),  # which no test sets
     "NumPy's random state": beside(lambda *qkv: np.random.rand()),
     "Python's random state": beside(lambda *qkv: random.random()),
     "the default dtype to torch.float64": beside(lambda *qkv: torch.set_default_dtype(torch.float64)),
