@@ -5,7 +5,6 @@ import re
 
 from analysis import answer
 from analysis.answer import Answer
-from analysis.frame import load
 from tools.pages import mechanism, readings, readme, zoo
 
 MASKS = {"causal": True, "not_causal": False}
@@ -16,7 +15,7 @@ BASELINES = ("flash", "softmax")
 @functools.cache
 def found() -> tuple[Answer, ...]:
     """The answers of the records in results/laptop."""
-    return tuple(answer.answers(load(readings.RESULTS / "laptop")))
+    return tuple(answer.answers(readings.records("laptop")))
 
 
 def _with(mask: str, dtype: str) -> list[Answer]:

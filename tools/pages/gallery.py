@@ -41,13 +41,11 @@ def figure_of(stem: str) -> str:
 
 def experiments(name: str, path: Path) -> list[str]:
     """The experiments whose records a picture of this figure shows."""
-    own: list[str] | dict[str, list[str]] | str = ENTRIES[name]["experiments"]
-    if isinstance(own, list):
-        return own
-    if isinstance(own, dict):
-        return own[path.parts[-3]]
-    task = path.stem.removeprefix(f"{name}_")
-    return [experiment for experiment, tasks in OF_TASKS.items() if task in tasks]
+    own: list[str] | dict[str, list[str]] | None = ENTRIES[name].get("experiments")
+    if own is None:
+        task = path.stem.removeprefix(f"{name}_")
+        return [experiment for experiment, tasks in OF_TASKS.items() if task in tasks]
+    return own[path.parts[-3]] if isinstance(own, dict) else own
 
 
 def _order(path: Path) -> tuple[bool, str, int, str]:

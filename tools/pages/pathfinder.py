@@ -3,7 +3,6 @@
 import json
 
 from analysis.controls import ACCURACY
-from analysis.frame import load
 from tools.pages import readings, zoo
 
 
@@ -12,7 +11,7 @@ def learned() -> str:
 
     Intervals are over groups of test images, given the trained model.
     """
-    frame = load(readings.RESULTS / "pathfinder")
+    frame = readings.records("pathfinder")
     minutes = frame[frame["metric"] == "validation_seconds"].set_index("cell_id")["value"] / 60
     rows = []
     for one in frame[frame["metric"] == ACCURACY].to_dict("records"):

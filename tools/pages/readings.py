@@ -1,10 +1,14 @@
 """Numbers of the committed figures for a mechanism's page, read from the CSV beside each picture."""
 
 import csv
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
+from analysis.frame import load
 from tools.pages import zoo
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -12,6 +16,12 @@ RESULTS = Path(__file__).parents[2] / "results"
 SHOWN = {"crossover": None, "skeinformer_figure1_relative": "v_mean", "memory": "flash", "decode": "flash"}
 # Panels of an untrained model are left out: its attention weights are nearly equal, so any average fits.
 UNTRAINED = "initialised"
+
+
+@functools.cache
+def records(folder: str) -> pd.DataFrame:
+    """The frame of a folder in `results/`, read once: pages ask for it several times."""
+    return load(RESULTS / folder)
 
 
 class Point(NamedTuple):

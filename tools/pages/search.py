@@ -2,7 +2,6 @@
 
 import pandas as pd
 
-from analysis.frame import load
 from analysis.selection import series
 from analysis.tables import settings
 from analysis.training import over_seeds, trained_cells, with_settings
@@ -18,7 +17,7 @@ def tried() -> str:
 
     Intervals are over seeds and units of the test text.
     """
-    frame = load(readings.RESULTS / "search")
+    frame = readings.records("search")
     pair = frame[frame["attention"].isin((SOFTMAX, WINDOW)) & (frame["inputs"] == "language_modelling")]
     rows = []
     for one in settings.table(pair).to_dict("records"):
@@ -33,7 +32,7 @@ def rates(*tasks: str) -> str:
 
     Validation losses, and their means over the seeds that a rate shares with the usual one, minus that one's.
     """
-    frame = load(readings.RESULTS / "quality")
+    frame = readings.records("quality")
     ends = frame[(frame["bench"] == "train") & frame["inputs"].isin(tasks) & (frame["metric"] == "validation_loss")]
     ends = with_settings(ends, {"rate": ("training", "learning_rate")})
     models = ["inputs", "seq_len", "batch_size", "settings", "series", "seed"]
@@ -58,7 +57,7 @@ def steps(task: str) -> str:
     Each mechanism has its best learning rate of those that were tried. Median, range and number of seeds.
     """
     fewer, more = (_right(folder, task) for folder in ("shorter", "quality"))
-    both = fewer.join(more.add_suffix(" later")).fillna("–").reset_index()
+    both = fewer.join(more.add_suffix(" later"), how="inner").reset_index()
     both["series"] = "`" + both["series"] + "`"
     header = "n | mechanism | steps | rate | right (%) | steps | rate | right (%)"
     return zoo.table(header, both.astype(str).to_numpy().tolist())
@@ -66,7 +65,7 @@ def steps(task: str) -> str:
 
 def _right(folder: str, task: str) -> pd.DataFrame:
     """By length and mechanism: steps, rate, and right answers in percent."""
-    data, _ = trained_cells(load(readings.RESULTS / folder), [task])
+    data, _ = trained_cells(readings.records(folder), [task])
     data = with_settings(data[data["metric"] == "token_accuracy"], {"steps": ("training", "steps")})
     seeds = data.groupby(["seq_len", "series"]).size()
     rows = over_seeds(data, "token_accuracy").set_index(["seq_len", "series"])
