@@ -11,7 +11,7 @@ from attention_zoo.ops import launching
 from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.registry import register
 
-if launching.HAS_TRITON:
+if launching.HAS_KERNELS:
     from attention_zoo.ops.decoding.triton import step_linear
 
 

@@ -19,7 +19,7 @@ from attention_zoo.ops.feature_product.tiles import padded
 from attention_zoo.ops.gradients import in_a_backward_pass
 from attention_zoo.registry import register
 
-if launching.HAS_TRITON:
+if launching.HAS_KERNELS:
     from attention_zoo.ops.decoding.triton import step_exponential
     from attention_zoo.ops.random_features.triton import exponential_features
 

@@ -13,7 +13,7 @@ from attention_zoo.ops.masking import denominator, largest_magnitude, power_, ze
 from attention_zoo.ops.polynomial.tiles import HEAD_DIMS
 from attention_zoo.registry import register
 
-if launching.HAS_TRITON:
+if launching.HAS_KERNELS:
     from attention_zoo.ops.polynomial.triton import polynomial_attention
 
 

@@ -26,7 +26,7 @@ from attention_zoo.ops.sketch_networks import cpu
 from attention_zoo.ops.sketch_networks.tiles import why_unsupported as why_no_networks
 from attention_zoo.registry import register
 
-if launching.HAS_TRITON:
+if launching.HAS_KERNELS:
     from attention_zoo.ops.decoding.triton import read_block, step_features, step_sketched
     from attention_zoo.ops.random_features.triton import random_sketch
     from attention_zoo.ops.sketch_networks.triton import sketch_networks

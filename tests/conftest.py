@@ -19,6 +19,8 @@ import torch
 from synthetic_everything import of_every_figure
 from synthetic_records import written
 
+from attention_zoo.ops import launching
+
 pytest_plugins = ["fake_driver", "needs", "numerics", "promises", "tensor_cores"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
@@ -37,14 +39,18 @@ def a_device_of_its_own(tmp_path_factory):
 
 def pytest_sessionstart():
     """Interpreted kernels never pass for those of a GPU."""
-    from attention_zoo.ops import launching
-
     if launching.IS_INTERPRETED and torch.cuda.is_available():
         pytest.exit("TRITON_INTERPRET is set where there is a GPU: hide that (CUDA_VISIBLE_DEVICES=) or unset it", 4)
 
 
 def pytest_collection_finish():
-    """Thousands of tests and what they import stay to the end: nobody need look for garbage among them again."""
+    """What tests start, starts as for users: the kernels are interpreted in this process alone.
+
+    Thousands of tests and what they import stay to the end: nobody need look for garbage among them again.
+    """
+    if launching.HAS_KERNELS and launching.IS_INTERPRETED:
+        sys.modules["triton"].knobs.runtime.interpret = True
+    os.environ.pop("TRITON_INTERPRET", None)
     gc.collect()
     gc.freeze()
 

@@ -9,23 +9,20 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-if HAS_TRITON:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
 # As Triton reads it, when the kernels are imported.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on")
+# Whether mechanisms import the kernels: that takes longer than all else of this package, for nothing where PyTorch is
+# built for CPUs alone.
+HAS_KERNELS = importlib.util.find_spec("triton") is not None and (torch.backends.cuda.is_built() or IS_INTERPRETED)
 # The architecture to assume where a kernel is only interpreted.
 INTERPRETED = 90
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Bytes: to be loaded by tiles, a tensor and each of its rows start at a multiple of this.
-ALIGNED = 16
 
 
 class Configuration(NamedTuple):
@@ -109,8 +106,8 @@ def why_unsupported(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
         x: a query, key or value.
         head_dims: those that the kernel takes; empty is any.
     """
-    if not HAS_TRITON:
-        return "the kernels need the package triton"
+    if not HAS_KERNELS:
+        return "the kernels need the package triton, and a PyTorch built for GPUs"
     if x.is_cuda and IS_INTERPRETED:
         return "TRITON_INTERPRET is set, with which the kernels would run on the CPU"
     if x.dtype not in DTYPES:
@@ -164,41 +161,6 @@ def fitting(table: tuple[Entry, ...], kernel: str, arch: int, bits: int, dims: M
     raise LookupError(f"{kernel}: no configuration for sm_{arch}, {bits} bits, {dict(dims)}")
 
 
-def descriptor(x: Tensor, block: Sequence[int]) -> Any:
-    """The tensor descriptor by which a kernel loads tiles of x; outside of x it loads zeros.
-
-    Raises:
-        ValueError: no copy of x has rows of a multiple of `ALIGNED` bytes.
-    """
-    strides = _strides(x)
-    if strides is None:
-        x = by_tiles(x)
-        strides = _strides(x)
-    if strides is None:
-        raise ValueError(f"shape={tuple(x.shape)}: rows must be of a multiple of {ALIGNED} bytes")
-    return TensorDescriptor(x, list(x.shape), strides, list(block))
-
-
 def by_rows(x: Tensor) -> Tensor:
     """x, or a copy of it whose last dimension is contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def by_tiles(x: Tensor) -> Tensor:
-    """x, or a copy of it that can be loaded by tiles: its last dimension is contiguous, its rows are aligned."""
-    # `contiguous` would return x itself where only dimensions of size 1 have the wrong strides.
-    return x if _strides(x) is not None else x.clone(memory_format=torch.contiguous_format)
-
-
-def _strides(x: Tensor) -> list[int] | None:
-    """The strides for loading by tiles, None if x does not allow it; the stride of a dimension of size 1 is free."""
-    unit, sizes, strides = ALIGNED // x.element_size(), x.shape, list(x.stride())
-    if (strides[-1] != 1 and sizes[-1] != 1) or x.data_ptr() % ALIGNED:
-        return None
-    strides[-1] = 1
-    for i in range(len(strides) - 1):
-        if sizes[i] == 1:
-            strides[i] = unit
-        elif strides[i] <= 0 or strides[i] % unit:
-            return None
-    return strides

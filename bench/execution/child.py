@@ -90,7 +90,7 @@ def measure_cell(
 ) -> dict[str, Any]:
     """Measure in this process; every exception becomes a status in the result."""
     file = ProgressFile(progress)
-    if config["device"] == "cuda" and launching.HAS_TRITON:  # to be told how long each kernel took to compile
+    if config["device"] == "cuda" and launching.HAS_KERNELS:  # to be told how long each kernel took to compile
         importlib.import_module("triton").knobs.compilation.listener = file.compiled
     context = CellContext(config, cache_dir, limit, file.note, checkpoints)
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}

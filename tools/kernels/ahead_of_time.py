@@ -49,9 +49,7 @@ def compile_call(call: Call, target: int) -> list[Compiled]:
     Raises:
         RuntimeError: kernels are interpreted in this process, or one does not compile.
     """
-    from triton import knobs
-
-    if knobs.runtime.interpret:
+    if launching.IS_INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET is set: kernels are compiled in a process without it")
     launches: list[_Launch] = []
     with _compiling(target, launches):

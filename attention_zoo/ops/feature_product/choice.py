@@ -12,7 +12,7 @@ from attention_zoo.ops.feature_product.chunks import packed_products
 from attention_zoo.ops.feature_product.reference import product_flops
 from attention_zoo.ops.masking import zero_padding
 
-if launching.HAS_TRITON:
+if launching.HAS_KERNELS:
     from attention_zoo.ops.feature_product import triton
 
 

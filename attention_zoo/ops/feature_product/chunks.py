@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from attention_zoo.ops.launching import descriptor
 
 # Warps that scan sequences on one multiprocessor at once, and the multiprocessors to assume without a GPU: an H100's.
 WARPS, MULTIPROCESSORS = 8, 132
@@ -81,11 +79,6 @@ class IntraChunk(NamedTuple):
         """Columns of queries and keys in a tile: all if they are a power of two up to `widest`, else `PART`."""
         inner = self.query.shape[-1]
         return inner if inner <= widest and inner & (inner - 1) == 0 else PART
-
-    def descriptors(self, block_t: int, block_n: int, width: int) -> tuple[Any, Any, Any]:
-        """The tile descriptors of query, key and value."""
-        rows = ((self.query, block_t, width), (self.key, block_n, width), (self.value, block_n, self.value.shape[-1]))
-        return tuple(descriptor(x, (1, 1, block, columns)) for x, block, columns in rows)  # type: ignore[return-value]
 
 
 @functools.cache

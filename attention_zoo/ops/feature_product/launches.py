@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.ops import launching
+from attention_zoo.ops.descriptors import descriptor
 from attention_zoo.ops.feature_product import gradient_kernels, output_kernels, state_kernels
 from attention_zoo.ops.feature_product.chunks import (
     WIDEST,
@@ -22,7 +23,7 @@ from attention_zoo.ops.feature_product.chunks import (
     steps_of_a_part,
 )
 from attention_zoo.ops.feature_product.tiles import chosen
-from attention_zoo.ops.launching import Configuration, Strided, descriptor, precision
+from attention_zoo.ops.launching import Configuration, Strided, precision
 
 
 def transposed(x: Tensor, chunks: Chunks, h: int, *, scan: bool = True) -> Tensor:
@@ -208,7 +209,7 @@ def square_output(
     inner, log_degree = (intra_chunk.query.shape[-1], intra_chunk.log_degree) if intra_chunk else (r, 0)
     launching.launcher(output_kernels.square_output_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
         *(Strided.of(x), None if sums is None else descriptor(sums.view(-1, h), (128, h)), norms),
-        *(intra_chunk.descriptors(block_t, block_n, inner) if intra_chunk else (None, None, None)),
+        *(_descriptors(intra_chunk, block_t, block_n, inner)),
         *(result, totals, bias or 0.0, heads, *chunks.arguments),
         *(r, h, inner, log_degree, out is not None, chunks.overlap(block_n), precision(x)),
         **tiles.options,
@@ -239,7 +240,7 @@ def output(
     launching.launcher(output_kernels.output_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
         descriptor(x, (1, 1, block_t, block_m)),
         *(None if sums is None else descriptor(sums.view(-1, h), (block_m, h)), norms),
-        *(intra_chunk.descriptors(block_t, block_n, width) if intra_chunk else (None, None, None)),
+        *(_descriptors(intra_chunk, block_t, block_n, width)),
         *(row_scales, *((scales.running, scales.log) if scales else (None, None))),
         *(result, totals, bias or 0.0, heads, seq_len, *chunks.arguments),
         *(m, h, out is not None, chunks.overlap(block_n), precision(x)),
@@ -323,7 +324,7 @@ def intra_chunk_gradients(
         (batch, heads, seq_len, h), tiles = grad.shape, chosen(name, grad, h=grad.shape[-1], inner=inner)
         block_t, block_n = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"]
         launching.launcher(kernel, grad, batch * heads * chunks.tiles(seq_len, tiles.tiles[block]), programs)(
-            *(*intra_chunk.descriptors(block_t, block_n, width), descriptor(grad, (1, 1, block_t, h)), d_total),
+            *(*_descriptors(intra_chunk, block_t, block_n, width), descriptor(grad, (1, 1, block_t, h)), d_total),
             *(*((scales.running, scales.log) if scales else (None, None)), *outputs, heads, seq_len, chunks.size),
             *(h, inner, intra_chunk.log_degree, chunks.overlap(block_n), precision(grad)),
             **tiles.options,
@@ -337,3 +338,15 @@ def intra_chunk_gradients(
         launch(gradient_kernels.intra_chunk_key_kernel, "intra_chunk_key", "BLOCK_N", inner // width, d_key, None)
         launch(gradient_kernels.intra_chunk_key_kernel, "intra_chunk_key", "BLOCK_N", 1, None, d_value)
     return d_query, d_key, d_value
+
+
+def _descriptors(intra_chunk: IntraChunk | None, block_t: int, block_n: int, width: int) -> tuple[Any, Any, Any]:
+    """The descriptors of query, key and value."""
+    if intra_chunk is None:
+        return None, None, None
+    query, key, value, _ = intra_chunk
+    return (
+        descriptor(query, (1, 1, block_t, width)),
+        descriptor(key, (1, 1, block_n, width)),
+        descriptor(value, (1, 1, block_n, value.shape[-1])),
+    )

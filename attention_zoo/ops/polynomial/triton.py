@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attention_zoo.ops import launching
+from attention_zoo.ops.descriptors import by_tiles, descriptor
 from attention_zoo.ops.launching import Strided
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
 from attention_zoo.ops.polynomial import kernels
@@ -228,8 +229,8 @@ def _prepare_gradients(
 def tiles(x: Tensor, size: int) -> TensorDescriptor | Strided:
     """A tensor `(batch, heads, rows, h)` as the kernels take it, in tiles of `size` rows."""
     if loads_tiles(x):
-        return launching.descriptor(x, (1, 1, size, x.shape[3]))
-    return Strided.of(launching.by_tiles(x))
+        return descriptor(x, (1, 1, size, x.shape[3]))
+    return Strided.of(by_tiles(x))
 
 
 def loads_tiles(x: Tensor) -> bool:

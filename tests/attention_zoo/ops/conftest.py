@@ -21,7 +21,7 @@ def poisoned(monkeypatch):
         monkeypatch.setattr(torch, name, fill(getattr(torch, name)))
 
 
-@pytest.fixture(scope="session", autouse=launching.HAS_TRITON and launching.IS_INTERPRETED)
+@pytest.fixture(scope="session", autouse=launching.HAS_KERNELS and launching.IS_INTERPRETED)
 def patched_once():
     """What a function of a kernel finds in `triton.language` is replaced once, not at each call of it.
 

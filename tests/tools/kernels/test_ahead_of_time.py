@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attention_zoo.ops import launching
 from tools.kernels import ahead_of_time, recorded
 from tools.kernels.call import Call, catalogue
 
@@ -37,8 +38,7 @@ def typical(call):
 
 def compile_and_compare(tmp_path, targets, names):
     """The command line in a process that does not interpret kernels."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     pattern = f"^({'|'.join(map(re.escape, names))})$"
     command = [sys.executable, "-m", "tools.kernels.ahead_of_time", "--match", pattern, "--jobs", "1"]
     command += ["--target", *map(str, targets), "--progress", str(tmp_path / "progress.jsonl")]
@@ -52,7 +52,7 @@ def test_names_are_unique():
 
 
 def test_in_a_process_that_interprets_kernels_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    monkeypatch.setattr(launching, "IS_INTERPRETED", True)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET is set"):
         ahead_of_time.compile_call(None, 90)
 

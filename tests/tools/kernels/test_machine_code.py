@@ -42,9 +42,8 @@ SCHEDULED = pytest.mark.skipif(OLDER, reason="needs Triton 3.7, older ones sched
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """The rows of the small kernels by target and call, or the error."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": path}
     done = subprocess.run([sys.executable, SMALL], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
