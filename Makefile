@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CONSTRAINTS ?= constraints.txt
 RESULTS ?= runs
+TESTS ?= not slow and not commands and not faults
 ARCHIVE ?= $(RESULTS).tgz
 COMMIT ?= HEAD~1
 
@@ -31,7 +32,7 @@ demo: $(INSTALLED)  ## measure speed, memory and error on real text, draw the fi
 	@echo "runs side by side: make ui"
 
 test: $(INSTALLED)  ## run the tests
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not commands and not faults"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "$(TESTS)"
 
 test-commands: $(INSTALLED)  ## run the tests of whole commands: sweeps that crash, hang, race and are killed, servers, notebooks
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "commands and not slow and not faults"
