@@ -20,10 +20,12 @@ _EXPLANATION = (
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
     """Test loss at longer contexts than a model was trained on; one panel for each task and trained length."""
-    data, more = trained_cells(frame, ["language_modelling"])
-    tested = {str(name): int(found[1]) for name in data["metric"].dropna().unique() if (found := _AT.fullmatch(name))}
+    tested = {str(name): int(found[1]) for name in frame["metric"].dropna().unique() if (found := _AT.fullmatch(name))}
     if not tested:
         raise MissingRecords("needs bench=train with training.test_lengths")
+    # A newer training that was not tested at other lengths hides none that was.
+    cells = frame.loc[frame["metric"].isin(tested), "cell_id"]
+    data, more = trained_cells(frame[frame["cell_id"].isin(cells)], ["language_modelling"])
     longer = [over_seeds(data, metric).assign(at=n) for metric, n in tested.items()]
     keys = [*PANEL, "series"]
     own = over_seeds(data, BY_UNIT).merge(pd.concat(longer)[keys].drop_duplicates(), on=keys)

@@ -6,7 +6,7 @@ from drawn import bars_of_rows, caption, changed, legend, marked, panels, words
 from scipy import stats
 from synthetic_everything import trained
 from synthetic_quality import LOSSES, SHARES, run, runs
-from synthetic_records import train
+from synthetic_records import record, train
 
 from analysis.controls import BLIND, DIAGNOSTIC, notes, said
 from analysis.frame import tidy
@@ -164,6 +164,11 @@ def test_without_kinds_or_a_control_it_says_what_is_missing():
 def test_losses_at_longer_contexts_stand_beside_that_of_the_trained_one(rng):
     records = [run("softmax", seed, 1.9, longer={128: 2.1 + seed / 10, 256: 2.5}) for seed in range(3)]
     records += [run("performer", 0, 1.9), train("local", 64, 0, rng, task="language_modelling")]
+    newer = run("softmax", 0, 1.7)  # hides nothing: it was not tested there
+    training = {**newer.config["training"], "test_lengths": None}
+    records.append(
+        record({**newer.config, "training": training}, newer.measurements, ended="2026-02-01T00:00:00+00:00")
+    )
     figure = extrapolation.figure(tidy(records))
     ((title, panel),) = panels(figure).items()
     assert title == "language modelling, kjv, trained at n = 64" and list(legend(figure)) == ["softmax"]
