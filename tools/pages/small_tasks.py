@@ -20,8 +20,8 @@ MAD = ("compression", "memorisation", "noisy recall", "fuzzy recall")
 SAID = (
     "- Which answers are right, %, in [recall](results/quality/figures/recall.png) and "
     "[MAD](results/quality/figures/recall_state.png) in miniature: median (lowest–highest seed), seeds with 90 % or "
-    "more. **Bold**: a loss clearly smaller than the best control's, and in recall more right than by naming any value "
-    "that was shown. *Block*: what the hybrid's block ([`window` in "
+    "more. **Bold**: a loss clearly smaller than the best control's, and in recall at least twice as many right as by "
+    "naming any value that was shown. *Block*: what the hybrid's block ([`window` in "
     "figures](results/quality/figures/attribution.png)) adds to its sketch alone, in nats (+: the loss without it is "
     "larger). Both are corrected within the task (Holm). *Of some*: not every mechanism was trained at these rates. "
     "Models are 64 wide, with one head; those of compression and memorisation have positions in place of the "
@@ -40,7 +40,8 @@ def table(data: pd.DataFrame) -> str:
 def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
     """What part of the answers is right, of mechanisms and of the best control.
 
-    Bold if the loss is clearly smaller than that control's, and in recall more is right than by naming any value shown.
+    Bold if the loss is clearly smaller than that control's, and in recall twice as much is right as by naming any value
+    that was shown, or more.
     """
     found, right = diagnose(rows), over_seeds(rows, "token_accuracy").set_index("series").sort_index()
     against = [one for one in comparisons(rows, key) if one["against"] == found.negative]
@@ -50,7 +51,7 @@ def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
     solved = of_seeds.agg(lambda each: f"{(each >= SOLVED).sum()}/{len(each)}")
     said = share["value"] + " (" + share["low"] + "–" + share["high"] + ") " + solved
     pairs = json.loads(rows["task"].iloc[0]).get("num_pairs")
-    is_ahead = said.index.isin(ahead) & (right["value"] > (1 / pairs if pairs else 0))
+    is_ahead = said.index.isin(ahead) & (right["value"] >= (2 / pairs if pairs else 0))
     said = said.where(~is_ahead, "**" + said + "**")
     is_control = right["control"].astype(bool)
     best = f"`{found.negative}` {said[found.negative]}" if found.negative in said else "–"
