@@ -209,7 +209,7 @@ def square_output(
     inner, log_degree = (intra_chunk.query.shape[-1], intra_chunk.log_degree) if intra_chunk else (r, 0)
     launching.launcher(output_kernels.square_output_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
         *(Strided.of(x), None if sums is None else descriptor(sums.view(-1, h), (128, h)), norms),
-        *(_descriptors(intra_chunk, block_t, block_n, inner)),
+        *_descriptors(intra_chunk, block_t, block_n, inner),
         *(result, totals, bias or 0.0, heads, *chunks.arguments),
         *(r, h, inner, log_degree, out is not None, chunks.overlap(block_n), precision(x)),
         **tiles.options,
@@ -240,7 +240,7 @@ def output(
     launching.launcher(output_kernels.output_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
         descriptor(x, (1, 1, block_t, block_m)),
         *(None if sums is None else descriptor(sums.view(-1, h), (block_m, h)), norms),
-        *(_descriptors(intra_chunk, block_t, block_n, width)),
+        *_descriptors(intra_chunk, block_t, block_n, width),
         *(row_scales, *((scales.running, scales.log) if scales else (None, None))),
         *(result, totals, bias or 0.0, heads, seq_len, *chunks.arguments),
         *(m, h, out is not None, chunks.overlap(block_n), precision(x)),

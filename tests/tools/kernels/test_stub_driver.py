@@ -21,7 +21,7 @@ def stub(tmp_path_factory):
     command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", f"-I{headers}", "-o", folder / "libcuda.so.1"]
     subprocess.run([*command, ROOT / "tools" / "stub_driver" / "driver.c"], check=True)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")
-    own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache"), "STUB_DRIVER_FD": "1"}
+    own = {"TRITON_CACHE_DIR": str(folder / "cache"), "STUB_DRIVER_FD": "1"}
     return os.environ | own | {"TRITON_LIBCUDA_PATH": str(folder), "LD_LIBRARY_PATH": str(folder)}
 
 

@@ -107,14 +107,14 @@ def test_of_a_task_shares_are_bold_where_the_loss_is_clearly_smaller_than_the_be
     )
 
 
-def test_in_recall_naming_any_value_that_was_shown_is_not_bold():
+def test_in_recall_less_than_twice_as_many_as_by_naming_any_value_is_not_bold():
     records = runs(
         {"softmax": 1.0, "performer": 2.0, "identity": 3.0}, task="associative_recall", settings={"num_pairs": 4}
     )
     for one in records:
-        one.measurements["test"]["token_accuracy"] = {"softmax": 1.0, "performer": 0.26}.get(one.config["label"], 0.0)
+        one.measurements["test"]["token_accuracy"] = {"softmax": 1.0, "performer": 0.49}.get(one.config["label"], 0.0)
     made = small_tasks.table(trained_cells(tidy(records))[0])
-    assert "| **100 (100–100) 5/5** | 26 (26–26) 0/5 |" in made
+    assert "| **100 (100–100) 5/5** | 49 (49–49) 0/5 |" in made
 
 
 def test_of_few_mechanisms_no_correlation_is_said(monkeypatch):
