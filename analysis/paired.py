@@ -12,14 +12,16 @@ five seeds had a false positive in 27 of 200 simulated experiments. Families are
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
 Array = NDArray[np.float64]
-Parts = Sequence[tuple[int, float]]
-"""Of a variance: degrees of freedom and variance of each part."""
+Parts = Sequence[tuple[Any, Any]]
+"""Of a variance: degrees of freedom and variance of each part, or arrays of them."""
 SMALLEST = 1e-300
 """Smaller probabilities are 0."""
 
@@ -56,7 +58,7 @@ class Difference:
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Confidence interval that covers the difference with probability 1 - level."""
-        half = _critical(level / 2, self.parts) * math.sqrt(self.variance)
+        half = float(_critical(level / 2, self.parts)) * math.sqrt(self.variance)
         return self.value - half, self.value + half
 
     @property
@@ -80,16 +82,15 @@ class Difference:
         `MOST_SEEDS` are too few; with fewer than `FEWEST_SEEDS` nothing is settled.
         """
         level = LEVEL / comparisons
-        for seeds in range(max(self.seeds + 1, FEWEST_SEEDS), MOST_SEEDS + 1):
-            of_seeds = self.between_seeds / seeds
-            error = math.sqrt(of_seeds + self.between_units)
-            parts = [(seeds - 1, of_seeds), (self.units - 1, self.between_units)]
-            differs = (_critical(level / 2, parts) + _critical(1 - POWER, parts)) * error < abs(self.value)
-            # Either of the two one-sided tests may miss it.
-            missed = _critical((1 - POWER) / 2, parts)
-            if differs or (_critical(level, parts) + missed) * error < MARGIN - abs(self.value):
-                return seeds
-        return None
+        seeds = np.arange(max(self.seeds + 1, FEWEST_SEEDS), MOST_SEEDS + 1)
+        of_seeds = self.between_seeds / seeds
+        error = np.sqrt(of_seeds + self.between_units)
+        parts = [(seeds - 1, of_seeds), (self.units - 1, self.between_units)]
+        differs = (_critical(level / 2, parts) + _critical(1 - POWER, parts)) * error < abs(self.value)
+        # Either of the two one-sided tests may miss it.
+        missed = _critical((1 - POWER) / 2, parts)
+        enough = seeds[differs | ((_critical(level, parts) + missed) * error < MARGIN - abs(self.value))]
+        return int(enough[0]) if enough.size else None
 
 
 def difference(first: Array, second: Array) -> Difference:
@@ -114,11 +115,11 @@ def difference(first: Array, second: Array) -> Difference:
     )
 
 
-def _critical(level: float, parts: Parts) -> float:
+def _critical(level: float, parts: Parts) -> Any:
     """The value that a difference over its standard error exceeds with this probability, if there is no difference."""
     total = sum(part for _, part in parts)
-    if total == 0:
-        return _upper(level, min(freedom for freedom, _ in parts))
+    if not np.any(total):
+        return _upper(level, reduce(np.minimum, (freedom for freedom, _ in parts)))
     return sum(part * _upper(level, freedom) for freedom, part in parts) / total
 
 
@@ -139,9 +140,9 @@ def _tail(value: float, parts: Parts) -> float:
     return math.exp(optimize.brentq(too_much, least, most)) if too_much(least) > 0 else 0.0
 
 
-def _upper(level: float, freedom: float) -> float:
+def _upper(level: float, freedom: Any) -> Any:
     """The value that Student's t exceeds with this probability: `stats.t.isf`, 20 times faster."""
-    return -float(special.stdtrit(freedom, level))
+    return -special.stdtrit(freedom, level)
 
 
 def corrected(ps: Sequence[float]) -> list[float]:

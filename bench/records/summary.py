@@ -76,8 +76,10 @@ class Results(Store):
     """The records of a results folder, without those whose measurements their benchmark cannot read."""
 
     def decode(self, name: str) -> Record:
-        """As in `Store`; also raises like `quantities`."""
+        """As in `Store`, with a `summary` where older records have none; also raises like `quantities`."""
         record = super().decode(name)
+        if not record.summary:
+            return summarised(record)
         quantities(record)
         return record
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -18,9 +18,8 @@ from tqdm import tqdm
 from bench.common.errors import one_line, say
 from bench.common.quiet import QUIET
 from bench.measures.progress import Point
-from bench.records.record import Record, RecordError
+from bench.records.record import Record
 from bench.records.store import latest
-from bench.records.summary import summarised
 from bench.records.table import table
 from bench.tracking import views
 from bench.tracking.comparison import entries, lines, settled
@@ -126,7 +125,7 @@ class Mirror:
 
         Returns the number of new records.
         """
-        by_id = {record.record_id: _read_once(record) for record in records}
+        by_id = {record.record_id: record for record in records}
         standing = sorted(latest(by_id.values()).values(), key=lambda record: (record.ended, record.cell_id))
         sweeps: dict[str, list[Record]] = defaultdict(list)
         for record in standing:
@@ -246,13 +245,6 @@ class _Noting:
     def __getattr__(self, name: str) -> Any:
         self._mirror.answered = time.monotonic()  # the call before this one was answered
         return getattr(self._client, name)
-
-
-def _read_once(record: Record) -> Record:
-    """The record with its summary, so that later calls need not compute it again."""
-    with suppress(RecordError):
-        return record if record.summary else summarised(record)
-    return record
 
 
 def _import_runs() -> ModuleType:
