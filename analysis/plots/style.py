@@ -45,16 +45,17 @@ def of_series(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def line(name: str, colour: str, marker: Any, variant: int = 0) -> dict[str, Any]:
-    """Line2D properties of one series; the first twelve variants of a colour and marker differ in dashes or fill."""
-    red, green, blue = (0.6 + 0.4 * part for part in to_rgb(colour))
-    fills = (colour, "white", to_hex((red, green, blue)))
+    """Line2D properties of one series; sixteen variants of a colour and marker differ, four also without lines."""
+    red, green, blue = to_rgb(colour)
+    light, dark = (to_hex((of + red * by, of + green * by, of + blue * by)) for of, by in ((0.6, 0.4), (0.0, 0.45)))
+    fills = (colour, "white", light, dark)
     return {
         "label": shown(name),
         "color": colour,
         "marker": marker,
         "linestyle": _LINES[variant % len(_LINES)],
-        # Three fills, shifted by one after every four variants, so that the first twelve differ.
-        "markerfacecolor": fills[(variant + variant // len(_LINES)) % 3],
+        # Fills are shifted by one after every four variants.
+        "markerfacecolor": fills[(variant + variant // len(_LINES)) % len(fills)],
         "markersize": (8 if marker == "*" or len(marker) == 3 else 5) * (0.8 if in_a_column() else 1),
     }
 

@@ -256,11 +256,12 @@ def test_compare_shows_ratios_ties_and_the_crossover(frame):
     assert found["seq_len"].tolist() == pytest.approx(crossings) and (found["low"] < found["seq_len"]).all()
 
 
-def test_twelve_variants_of_a_mechanism_differ(rng):
+def test_sixteen_variants_of_a_mechanism_differ_and_four_by_their_marks_alone(rng):
     source = latency("polysketch_random_r32", 512, rng)
-    frame = tidy(changed(source, {"label": f"polysketch_variant_{i}"}) for i in range(12))
-    found = style.of_series(frame.assign(series=frame["attention"])).values()
-    assert len({(look["linestyle"], look["markerfacecolor"]) for look in found}) == 12
+    frame = tidy(changed(source, {"label": f"polysketch_variant_{i}"}) for i in range(16))
+    found = [*style.of_series(frame.assign(series=sorted(frame["attention"]))).values()]
+    assert len({(look["linestyle"], look["markerfacecolor"]) for look in found}) == 16
+    assert len({look["markerfacecolor"] for look in found[:4]}) == 4
     assert len({(look["color"], look["marker"]) for look in found}) == 1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import answer, formats
-from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attributions
+from analysis.attribution import ALONE, BRANCHES, REMOVED, Attribution, Worth, attributions
 from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, compared, comparisons, diagnose, losses, mean
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
@@ -15,7 +15,7 @@ from analysis.plots import captions
 from analysis.plots.by_distance import by_kind
 from analysis.selection import controls, exact_softmax, unless_quiet
 from analysis.tables import positions
-from analysis.training import BENCHES, panels, trained_cells
+from analysis.training import BENCHES, panels, trained_cells, with_settings
 from tools.pages import small_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def quality(frame: pd.DataFrame) -> str:
     steps = _at(all_steps, key)
     table = _table(found[key], verdicts[key], key).join(by_token).join(steps.apply(_speed, axis=1).rename("step"))
     table = table.join(_states(found[key]))
-    earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
+    earned = "\n".join(f"- {_earned(one)}{_at_one_rate(one, frame, found[key])}" for one in attributions(found[key]))
     timed = _equal(steps, found[key], key[1], captions.machine(frame[frame["bench"].isin(BENCHES)]))
     more = "\n".join([tokens, timed, earned, *small_tasks.arena(data), small_tasks.foretold(frame), small_tasks.SAID])
     return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), more, small_tasks.table(data)])
@@ -292,8 +292,30 @@ def _earned(one: Attribution) -> str:
     )
 
 
+def _at_one_rate(one: Attribution, frame: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """If the hybrid and a branch alone have different learning rates: these, and what branches are worth at one."""
+    alone = {part.against: BRANCHES[part.branch] for part in one.parts if part.how == ALONE}
+    own = rows.drop_duplicates("series").set_index("series").loc[[one.hybrid, *alone]]
+    common = set.intersection(*({float(rate) for rate in rates.split(", ") if rate} for rates in own["rates"]))
+    if own["rate"].nunique() == 1 or not common:
+        return ""
+    rate = min(common)
+    cells = with_settings(frame[frame["bench"] == "train"], {"rate": ("training", "learning_rate")})
+    frame = frame[frame["cell_id"].isin(cells.loc[cells["rate"] == rate, "cell_id"])]
+    data, _ = trained_cells(frame, [rows["inputs"].iloc[0]])
+    same = [each for each in attributions(data) if (each.n, each.hybrid) == (one.n, one.hybrid)]
+    parts = ", ".join(_worth(part) for each in same for part in each.parts if part.how == ALONE)
+    had = [f"the {_branch(branch)} alone at {own['rate'][name]:g}" for name, branch in alone.items()]
+    hybrid = f"The hybrid was trained at a rate of {own['rate'][one.hybrid]:g}"
+    return f" {hybrid}, {', '.join(had)}; with all at {rate:g}: {parts}."
+
+
+def _branch(name: str) -> str:
+    return "block" if name == "window" else name
+
+
 def _worth(part: Worth) -> str:
-    return f"the {'block' if part.branch == 'window' else part.branch} {small_tasks.nats(part)}"
+    return f"the {_branch(part.branch)} {small_tasks.nats(part)}"
 
 
 def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.DataFrame:

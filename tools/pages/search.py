@@ -1,5 +1,7 @@
 """In which settings of language modelling context helps, what other learning rates change, and what more steps."""
 
+from itertools import pairwise
+
 import pandas as pd
 
 from analysis.selection import series
@@ -10,6 +12,8 @@ from tools.pages import readings, readme, zoo
 SOFTMAX, WINDOW = "flash", "local_sliding"
 TASKS_AT = {0.01: ("language_modelling",), 0.003: ("associative_recall", "fuzzy_recall", "image", "retrieval", "text")}
 """The learning rates at which the models of these tasks were first trained."""
+BY_STEPS = ("shorter", "quality", "longer")
+"""Folders of the same models, each trained for more steps than those of the folder before it."""
 
 
 def tried() -> str:
@@ -52,12 +56,12 @@ def rates(*tasks: str) -> str:
 
 
 def steps(task: str) -> str:
-    """A row for each mechanism and length in results/shorter: what is right after these steps, and after more.
+    """A row for each mechanism and length that was trained for two numbers of steps: what is right after each.
 
     Each mechanism has its best learning rate of those that were tried. Median, range and number of seeds.
     """
-    fewer, more = (_right(folder, task) for folder in ("shorter", "quality"))
-    both = fewer.join(more.add_suffix(" later"), how="inner").reset_index()
+    folders = pairwise(_right(folder, task) for folder in BY_STEPS)
+    both = pd.concat([few.join(more.add_suffix(" later"), how="inner") for few, more in folders]).reset_index()
     both["series"] = "`" + both["series"] + "`"
     header = "n | mechanism | steps | rate | right (%) | steps | rate | right (%)"
     return zoo.table(header, both.astype(str).to_numpy().tolist())

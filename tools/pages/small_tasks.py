@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 
 import pandas as pd
 
@@ -69,10 +68,14 @@ def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
 
 
 def _rates(rows: pd.DataFrame) -> str:
-    """The learning rates at which every mechanism was trained, and those of some: `0.003; of some: 0.006`."""
+    """The learning rates at which every mechanism was trained, and those of some: `0.003; of some: 0.006`.
+
+    `one each: 0.003, 0.006` if there was no choice.
+    """
     tried = [{float(rate) for rate in text.split(", ") if rate} for text in rows["rates"].unique()]
     of_all, of_any = set.intersection(*tried), set.union(*tried)
-    words = {"": of_all, "of some: ": of_any - of_all}
+    had_one = len(tried) > 1 and all(len(rates) == 1 for rates in tried)
+    words = {"": of_all, "one each: " if had_one else "of some: ": of_any - of_all}
     said = (word + ", ".join(f"{rate:g}" for rate in sorted(rates)) for word, rates in words.items() if rates)
     return "; ".join(said)
 
@@ -95,8 +98,8 @@ def foretold(frame: pd.DataFrame) -> str:
     both = matched(frame)
     # Of fewer than six mechanisms there is no correlation.
     found = {panel: (one, word) for panel, (one, word) in answers(both).items() if not math.isnan(one.value)}
-    every = [without_controls(rows) for _, rows in both.groupby(["task", "n", "keys"], sort=False)]
-    alone = [one for one in every if not math.isnan(one.value)]
+    every = [(n, without_controls(rows)) for (_, n, _), rows in both.groupby(["task", "n", "keys"], sort=False)]
+    alone = [(n, one) for n, one in every if not math.isnan(one.value)]
     link = "[predict](results/quality/figures/capacity_and_recall.png)"
     asked = f"Do the pairs that a state holds *without* training {link} the order in recall?"
     if not found:
@@ -104,17 +107,22 @@ def foretold(frame: pd.DataFrame) -> str:
     whole = [one.value for one, _ in found.values()]
     tried = ", ".join(dict.fromkeys(f"{n:,}" for _, n, _ in found))
     keys = " and ".join(dict.fromkeys(kind for *_, kind in found))
-    counts = Counter(word for _, word in found.values())
-    words = ", ".join(f"{word}: {count} of {len(found)}" for word, count in counts.items())
-    said = f"- {asked} Rank correlations at n = {tried}, {keys} keys: {min(whole):.2f} to {max(whole):.2f} ({words})."
+    places = {word: [n for (_, n, _), (_, own) in found.items() if own == word] for _, word in found.values()}
+    words = ", ".join(f"{word}: {len(own)} of {len(found)}{_at(own)}" for word, own in places.items())
+    said = f"- {asked} Rank correlations at n = {tried}, {keys} keys: {min(whole):.2f} to {max(whole):.2f}; {words}."
     if not alone:
         return said
-    least, most = (pick(one.value for one in alone) for pick in (min, max))
-    clear = sum(one.low > 0 for one in alone)
+    least, most = (pick(one.value for _, one in alone) for pick in (min, max))
+    clear = [n for n, one in alone if one.low > 0]
     return (
         f"{said} Without controls, which are made to recall little: {least:.2f} to {most:.2f}, "
-        f"{clear} of {len(alone)} with an interval above 0."
+        f"{len(clear)} of {len(alone)} with an interval above 0{_at(clear)}."
     )
+
+
+def _at(lengths: list[int]) -> str:
+    """` (n = 64)` if all are of one length."""
+    return f" (n = {lengths[0]:,})" if len(set(lengths)) == 1 else ""
 
 
 def arena(data: pd.DataFrame) -> list[str]:

@@ -126,7 +126,7 @@ def test_of_few_mechanisms_no_correlation_is_said(monkeypatch):
     ]
     both = pd.concat(panels).assign(control=False)
     monkeypatch.setattr(small_tasks, "matched", lambda frame: frame)
-    assert " at n = 256, gaussian keys: 1.00 to 1.00 (predicts: 1 of 1)" in small_tasks.foretold(both)
+    assert " at n = 256, gaussian keys: 1.00 to 1.00; predicts: 1 of 1 (n = 256)." in small_tasks.foretold(both)
     assert small_tasks.foretold(both[both["n"] == 64]).endswith("Too few mechanisms were trained to say.")
 
 

@@ -85,15 +85,21 @@ def right(folder, length):
     return found, steps
 
 
-def test_what_more_steps_change_is_said_of_every_model_that_was_trained_for_fewer():
+def test_what_more_steps_change_is_said_of_every_model_that_was_trained_for_two_numbers_of_them():
     rows = [
         [cell.strip(" `") for cell in line.split("|")[1:-1]]
         for line in search.steps("associative_recall").splitlines()[2:]
     ]
-    few, more = right("shorter", 256), right("quality", 256)
-    assert few[1] < more[1] and {row[1] for row in rows} == {name for name, _ in few[0]}
+    trained = {256: (right("shorter", 256), right("quality", 256)), 512: (right("quality", 512), right("longer", 512))}
+    both = {
+        (str(n), name)
+        for n, of_steps in trained.items()
+        for name in set.intersection(*({name for name, _ in found} for found, _ in of_steps))
+    }
+    assert {(n, name) for n, name, *_ in rows} == both
     for n, name, *cells in rows:
-        assert n == "256"
+        few, more = trained[int(n)]
+        assert few[1] < more[1]
         for (found, steps), (said, rate, shares) in zip((few, more), (cells[:3], cells[3:]), strict=True):
             own = [*found[name, float(rate)].values()]
             assert said == f"{steps:,}"
