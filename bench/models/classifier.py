@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attention_zoo import Attention
 from attention_zoo.checks import require
 from bench.common.schema import require_setting, setting
-from bench.models.layers import MultiHead, Settings
+from bench.models.layers import MultiHead, PreNorm, Settings
 
 KERNEL_SIZE = 5
 """Of each convolution: with three layers, a position sees 6 tokens (or pixels) to each side."""
@@ -110,7 +110,10 @@ class Classifier(nn.Module):
         # Models without attention need no positions: a bag has no order, and a convolution sees neighbours.
         self.positions = SmallEmbedding(seq_len, width) if settings.has_attention else None
         self.dropout = nn.Dropout(settings.dropout)
-        blocks: list[nn.Module] = [Block(attention, settings.dropout) for attention in attentions]
+        dropout = settings.dropout
+        blocks: list[nn.Module] = [
+            PreNorm(MultiHead(attention, bias=True), _feed_forward(width, dropout), dropout) for attention in attentions
+        ]
         if isinstance(settings, ConvolutionSettings):
             blocks = [ConvolutionBlock(width, settings) for _ in range(settings.layers)]
         self.blocks = nn.ModuleList(blocks)
@@ -164,23 +167,9 @@ class Classifier(nn.Module):
         return without(padding, self.norm(x))
 
 
-class Block(nn.Module):
-    """A pre-LN block: attention, then two linear layers, each added to its input."""
-
-    def __init__(self, attention: Attention, dropout: float) -> None:
-        super().__init__()
-        self.multihead = MultiHead(attention, bias=True)
-        width = self.multihead.out.out_features
-        self.attention_norm = nn.LayerNorm(width)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
-        wide = [nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(dropout)]
-        self.feed_forward = nn.Sequential(*wide, nn.Linear(2 * width, width), nn.Dropout(dropout))
-
-    def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        """`(documents, n, width)` -> the same shape; `padding` is `(documents, n)` bool, None: no padding."""
-        x = x + self.dropout(self.multihead(self.attention_norm(x), padding))
-        return x + self.feed_forward(self.feed_forward_norm(x))
+def _feed_forward(width: int, dropout: float) -> nn.Module:
+    wide = [nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(dropout)]
+    return nn.Sequential(*wide, nn.Linear(2 * width, width))
 
 
 class ConvolutionBlock(nn.Module):
@@ -195,7 +184,7 @@ class ConvolutionBlock(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        """As in `Block`."""
+        """As in `PreNorm`."""
         seen = without(padding, self.norm(x)).mT
         side = round(x.shape[1] ** 0.5)
         out = self.convolution(seen.unflatten(2, (side, side)) if self.is_image else seen)

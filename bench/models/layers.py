@@ -151,6 +151,24 @@ class MultiHead(nn.Module):
         return self.out(self.attention(query, key, value, **given).transpose(1, 2).reshape(batch, n, width))
 
 
+class PreNorm(nn.Module):
+    """A pre-LN block: attention, then a feed-forward layer, each added to its input."""
+
+    def __init__(self, multihead: MultiHead, feed_forward: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.multihead = multihead
+        width = multihead.out.out_features
+        self.attention_norm = nn.LayerNorm(width)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward = feed_forward
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """`(batch, n, width)` -> the same shape; `padding` is `(batch, n)` bool, None: no padding."""
+        x = x + self.dropout(self.multihead(self.attention_norm(x), padding))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
 class ShortConvolution(nn.Module):
     """Each channel is a weighted sum of its last few tokens: H3 (Fu et al. 2023), Hyena, Mamba, most linear attention.
 

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from attention_zoo import Attention
 from bench.common.errors import ConfigError
 from bench.common.schema import setting
-from bench.models.layers import Model, MultiHead, Rotary, Settings, before_logits
-
-EPS = 1e-5
+from bench.models.layers import Model, MultiHead, PreNorm, Rotary, Settings, before_logits
 
 
 @dataclass
@@ -55,40 +53,22 @@ class Transformer(Model):
     def __init__(
         self, settings: TransformerSettings, attentions: Sequence[Attention], *, vocabulary: int, seq_len: int
     ) -> None:
-        rotary = Rotary(seq_len, attentions[0].head_dim)
+        width, rotary = attentions[0].num_heads * attentions[0].head_dim, Rotary(seq_len, attentions[0].head_dim)
+        inside: dict[str, Any] = {"bias": False, "rotary": rotary, "short_convolution": settings.short_convolution}
         super().__init__(
             attentions,
-            [Block(attention, rotary, settings) for attention in attentions],
+            [PreNorm(MultiHead(each, **inside), GatedLinearUnit(width), settings.dropout) for each in attentions],
             vocabulary=vocabulary,
             seq_len=seq_len,
             activation_checkpointing=settings.activation_checkpointing,
             sinusoidal=settings.sinusoidal,
         )
-        self.norm = before_logits(nn.LayerNorm(self.width, eps=EPS))
+        self.norm = before_logits(nn.LayerNorm(self.width))
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits from the tied embedding."""
         return F.linear(self.norm(x), self.embedding.weight, self.bias)
-
-
-class Block(nn.Module):
-    """A pre-LN block: attention, then a gated linear unit, each added to its input."""
-
-    def __init__(self, attention: Attention, rotary: Rotary, settings: TransformerSettings) -> None:
-        super().__init__()
-        convolution = settings.short_convolution
-        self.multihead = MultiHead(attention, bias=False, rotary=rotary, short_convolution=convolution)
-        width = self.multihead.out.out_features
-        self.attention_norm = nn.LayerNorm(width, eps=EPS)
-        self.feed_forward_norm = nn.LayerNorm(width, eps=EPS)
-        self.feed_forward = GatedLinearUnit(width)
-        self.dropout = nn.Dropout(settings.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(batch, n, width)` -> the same shape."""
-        x = x + self.dropout(self.multihead(self.attention_norm(x)))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
 class GatedLinearUnit(nn.Module):
