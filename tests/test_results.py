@@ -88,6 +88,13 @@ def test_how_much_losses_still_move_is_what_docs_training_says():
     behind.append([f"{one:.3f}" for one in curves["linear"] - means["identity", 1024]])
     for numbers in (fall, *behind):
         assert f"{', '.join(numbers[:-1])} and {numbers[-1]}" in page
+    last = {name: own[-2] - own[-1] for (name, n), own in means.items() if n == 512}
+    slow = [own for name, own in last.items() if name == "polynomial_p4" or name.startswith("polysketch")]
+    assert f"Performer {last['performer']:.2f}, but" in page
+    assert f"the sketches and the hybrid {min(slow):.2f} to {max(slow):.2f}" in page
+    for name in ("polynomial_p4", "polysketch_random_r32"):
+        before, after = (means[name, 512] - means["flash", 512])[-2:]
+        assert f"from {before:.2f} to {after:.2f}" in page
 
 
 def test_another_cpu_changes_a_loss_as_docs_training_says():

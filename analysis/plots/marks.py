@@ -243,7 +243,7 @@ def _above(axes: Axes, at: np.ndarray, words: str, properties: dict[str, Any], l
     bar["label"] = properties["label"]
     axes.plot(at, np.ones(len(at)), linestyle=properties["linestyle"], **bar, **look)
     centre = float(np.sqrt(at[0] * at[-1]))
+    side = "center"
     if len(at) == 1:  # the mark stands alone: beside it, not on it
-        look["transform"] = above + ScaledTranslation(5 / 72, 0, axes.figure.dpi_scale_trans)
-    side = "left" if len(at) == 1 else "center"
+        side, look["transform"] = "left", above + ScaledTranslation(5 / 72, 0, axes.figure.dpi_scale_trans)
     axes.text(centre, 1, words, size=SMALLEST, ha=side, va="center", bbox=BOX, **look)

@@ -109,8 +109,8 @@ class Classifier(nn.Module):
         self.embedding = SmallEmbedding(vocabulary, width)
         # Models without attention need no positions: a bag has no order, and a convolution sees neighbours.
         self.positions = SmallEmbedding(seq_len, width) if settings.has_attention else None
-        self.dropout = nn.Dropout(settings.dropout)
         dropout = settings.dropout
+        self.dropout = nn.Dropout(dropout)
         blocks: list[nn.Module] = [
             PreNorm(MultiHead(attention, bias=True), _feed_forward(width, dropout), dropout) for attention in attentions
         ]

@@ -33,9 +33,10 @@ def summarised(record: Record) -> Record:
         RecordError: as in `quantities`.
     """
     record = dataclasses.replace(record, summary={})
+    computed = quantities(record)  # first: it says so where the benchmark cannot be had
     summary = traits(record)
     if record.status == "ok":
-        metrics = [metric.as_json() for metric in quantities(record)]
+        metrics = [metric.as_json() for metric in computed]
         raw = {str(i): metric.pop("raw") for i, metric in enumerate(metrics) if "raw" in metric}
         summary |= {"headline": _headline(record).split(", "), "metrics": metrics, "raw": raw}
     return dataclasses.replace(record, summary=summary)
@@ -76,9 +77,9 @@ class Results(Store):
     """The records of a results folder, without those whose measurements their benchmark cannot read."""
 
     def decode(self, name: str) -> Record:
-        """As in `Store`, with a `summary` where older records have none; also raises like `quantities`."""
+        """As in `Store`, with a `summary` where older ok records have none; also raises like `quantities`."""
         record = super().decode(name)
-        if not record.summary:
+        if record.status == "ok" and not record.summary:
             return summarised(record)
         quantities(record)
         return record

@@ -307,7 +307,7 @@ def _at_one_rate(one: Attribution, frame: pd.DataFrame, rows: pd.DataFrame) -> s
     parts = ", ".join(_worth(part) for each in same for part in each.parts if part.how == ALONE)
     had = [f"the {_branch(branch)} alone at {own['rate'][name]:g}" for name, branch in alone.items()]
     hybrid = f"The hybrid was trained at a rate of {own['rate'][one.hybrid]:g}"
-    return f" {hybrid}, {', '.join(had)}; with all at {rate:g}: {parts}."
+    return f" {hybrid}, {', '.join(had)}; with all at {rate:g}: {parts} nats."
 
 
 def _branch(name: str) -> str:

@@ -92,6 +92,17 @@ def test_what_a_benchmark_that_nobody_knows_has_measured_is_read(tmp_path):
     assert lines == [] and {record.record_id for record in loaded} == {record.record_id for record in records}
 
 
+def test_a_plugin_that_is_gone_costs_only_the_records_that_it_must_read(tmp_path, monkeypatch):
+    config = base("unknown").config | {"bench": {"name": "of_a_plugin"}}
+    good, failed, measured = (renamed(base(kind), kind) for kind in ("good", "failed", "measured"))
+    failed = dataclasses.replace(failed, config=config, status="error", reason="a plugin's", measurements={})
+    written(tmp_path, [good, failed, dataclasses.replace(measured, config=config)])
+    monkeypatch.setenv("ATTENTION_ZOO_PLUGINS", "package_that_is_gone")
+    loaded, (text,) = said(Results(tmp_path).load)
+    assert {record.record_id for record in loaded} == {good.record_id, failed.record_id}
+    assert "package_that_is_gone" in text
+
+
 def test_values_that_nobody_expects_cost_no_figure(tmp_path):
     """Nor a table of good records, nor a word."""
     written(tmp_path, EXTREME.values())

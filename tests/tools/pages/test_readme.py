@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_quality import hybrid, run, runs
+from synthetic_quality import HYBRID, hybrid, run, runs
 
+from analysis.attribution import ALONE, attributions
 from analysis.controls import diagnose
 from analysis.frame import tidy
 from analysis.paired import UNDECIDED, WORSE
@@ -136,6 +137,20 @@ def test_what_the_block_of_a_hybrid_adds_is_what_the_table_says_if_the_task_is_d
     value, verdict = small_tasks.added(data).removesuffix(")").split(" (")
     assert float(value) == pytest.approx(window, abs=0.02) and verdict.split(", ")[1] == word
     assert small_tasks.added(data[~data["control"].astype(bool)]) == "–"
+
+
+def test_branches_of_models_with_different_rates_are_compared_at_one_too():
+    """At its own rate the hybrid gains 0.3 nats over both branches, at the one that all had nothing."""
+    usual = hybrid(0.0, 0.0, base=2.4)
+    faster = [run(HYBRID, seed, 2.1, without={"sketch": 2.4, "window": 2.4}, learning_rate=3e-3) for seed in range(5)]
+    for records, words in ((usual, []), ([*usual, *faster], ["earns nothing"] * 2)):
+        rows = trained_cells(tidy(records))[0]
+        (one,) = attributions(rows)
+        assert {part.word for part in one.parts if part.how == ALONE} == {"earns" if words else "earns nothing"}
+        said = readme._at_one_rate(one, tidy(records), rows)
+        assert re.findall(r"[+-]0\.0\d \(.*?, (.*?)\)", said) == words
+        assert said.startswith(" The hybrid was trained at a rate of 0.003, ") == bool(words)
+        assert said.count(" alone at 0.001") == said.count("all at 0.001: ") * 2 == len(words)
 
 
 def test_models_trained_on_shorter_contexts_are_tested_beside_those_trained_on_longer_ones():
