@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CONSTRAINTS ?= constraints.txt
 RESULTS ?= runs
-TESTS ?= not slow and not commands and not faults
+QUICK := not slow and not commands and not faults
+TESTS ?= $(QUICK) and not kernels and not analysis
 ARCHIVE ?= $(RESULTS).tgz
 COMMIT ?= HEAD~1
 
@@ -14,7 +15,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-lowest test-highest test-slow test-numerics test-faults test-extras fresh mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list notebooks site clean
+.PHONY: help demo test test-kernels test-analysis test-commands test-lowest test-highest test-slow test-numerics test-faults test-extras fresh mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list notebooks site clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -31,8 +32,14 @@ demo: $(INSTALLED)  ## measure speed, memory and error on real text, draw the fi
 	@$(BIN)/python -m analysis answer --results $(RESULTS)
 	@echo "runs side by side: make ui"
 
-test: $(INSTALLED)  ## run the tests
+test: $(INSTALLED)  ## run the tests of the mechanisms and of the suite that measures them
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "$(TESTS)"
+
+test-kernels: $(INSTALLED)  ## run the tests of the operations and their Triton kernels, which are interpreted without a GPU
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "kernels and $(QUICK)"
+
+test-analysis: $(INSTALLED)  ## run the tests of figures, tables and pages, and see that they show the records in results/
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "analysis and $(QUICK)"
 
 test-commands: $(INSTALLED)  ## run the tests of whole commands: sweeps that crash, hang, race and are killed, servers, notebooks
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "commands and not slow and not faults"
@@ -40,10 +47,10 @@ test-commands: $(INSTALLED)  ## run the tests of whole commands: sweeps that cra
 test-lowest:  ## run the tests with the lowest versions that pyproject.toml declares (uv in the PATH)
 	uv pip compile --quiet --python $(PYTHON) --resolution lowest-direct --extra test --extra lint \
 	    --no-annotate --no-header --output-file .venv-lowest.txt pyproject.toml
-	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=.venv-lowest.txt
+	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=.venv-lowest.txt TESTS="$(QUICK)"
 
 test-highest:  ## run the tests with the newest versions that pip finds
-	$(MAKE) test VENV=.venv-highest CONSTRAINTS=/dev/null
+	$(MAKE) test VENV=.venv-highest CONSTRAINTS=/dev/null TESTS="$(QUICK)"
 
 test-slow: $(INSTALLED)  ## run the tests that take minutes, such as killing sweeps
 	$(BIN)/python -m pytest -m "slow and not faults"
@@ -57,7 +64,7 @@ test-faults: $(INSTALLED)  ## break disks, processes, mechanisms and configurati
 test-extras: $(INSTALLED)  ## run the tests that need more than the README names (Slurm, Chromium, a GPU ...), fail where it is missing
 	$(BIN)/python -m pytest -n 2 --dist worksteal --extras
 
-fresh:  ## run demo, test and test-commands on a minimal Debian made for it, as root and as a user (root, debootstrap; 1 hour)
+fresh:  ## run demo and all tests of minutes on a minimal Debian made for it, as root and as a user (root, debootstrap; 1 hour)
 	tools/fresh.sh
 
 mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the tests notice, write docs/mutants.md (CHANGED=1: only in changed code)

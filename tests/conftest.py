@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 # Small tensors gain nothing from threads, and threads that wait for busy cores cost minutes. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,6 +24,12 @@ from attention_zoo.ops import launching
 
 pytest_plugins = ["fake_driver", "needs", "numerics", "promises", "tensor_cores"]
 
+TESTS = Path(__file__).parent
+# Long suites of one part of the project, by where they stand; each is a marker with a target of its own.
+SUITES = {
+    "kernels": ("attention_zoo/ops", "tools/kernels"),
+    "analysis": ("analysis", "tools/pages", "test_results.py", "test_site.py", "bench/records/test_odd_records.py"),
+}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 # Who starts the tests in the background may ignore these, and so would all that they start.
@@ -41,6 +48,13 @@ def pytest_sessionstart():
     """Interpreted kernels never pass for those of a GPU."""
     if launching.IS_INTERPRETED and torch.cuda.is_available():
         pytest.exit("TRITON_INTERPRET is set where there is a GPU: hide that (CUDA_VISIBLE_DEVICES=) or unset it", 4)
+
+
+def pytest_itemcollected(item):
+    """Whole folders are marked here, so that a new file in one of them cannot be forgotten."""
+    for suite, places in SUITES.items():
+        if any(item.path.is_relative_to(TESTS / place) for place in places):
+            item.add_marker(suite)
 
 
 def pytest_collection_finish():

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-COMMANDS=${COMMANDS:-demo test test-commands}
+COMMANDS=${COMMANDS:-demo test test-kernels test-analysis test-commands}
 USERS=${USERS:-root somebody}
 LOGS=${LOGS:-$(mktemp -d -t attention-zoo-fresh-logs-XXXX)}
 SUITE=${SUITE:-bookworm} # Python 3.11, the lowest that is supported
