@@ -146,7 +146,8 @@ def committed_configs():
 def test_the_experiments_train_every_model_that_is_committed(experiment):
     """Whoever repeats one gets the rows of README: a rate with fewer seeds would not be chosen."""
     file = OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml")
-    jobs = expand(OmegaConf.merge(file, {"size": "laptop", "max_cells": 10_000}), [])
+    sizes = ({"size": size, "max_cells": 10_000} for size in ("laptop", "night"))
+    jobs = [job for size in sizes for job in expand(OmegaConf.merge(file, size), [])]
     usual = {"training.learning_rate": OmegaConf.select(file, "training.learning_rate"), "task": None}
     asked = defaultdict(list)
     for job in jobs:
