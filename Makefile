@@ -64,7 +64,7 @@ test-faults: $(INSTALLED)  ## break disks, processes, mechanisms and configurati
 test-extras: $(INSTALLED)  ## run the tests that need more than the README names (Slurm, Chromium, a GPU ...), fail where it is missing
 	$(BIN)/python -m pytest -n 2 --dist worksteal --extras
 
-fresh:  ## run demo and all tests of minutes on a minimal Debian made for it, as root and as a user (root, debootstrap; 1 hour)
+fresh:  ## run demo, test, test-kernels, test-analysis and test-commands on a minimal Debian made for it, as root and as a user (root, debootstrap; 1 hour)
 	tools/fresh.sh
 
 mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the tests notice, write docs/mutants.md (CHANGED=1: only in changed code)

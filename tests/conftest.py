@@ -28,7 +28,7 @@ TESTS = Path(__file__).parent
 # Long suites of one part of the project, by where they stand; each is a marker with a target of its own.
 SUITES = {
     "kernels": ("attention_zoo/ops", "tools/kernels"),
-    "analysis": ("analysis", "tools/pages", "test_results.py", "test_site.py", "bench/records/test_odd_records.py"),
+    "analysis": ("analysis", "tools/pages", "test_results.py", "test_site.py"),
 }
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 

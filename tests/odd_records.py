@@ -1,8 +1,10 @@
 """Records as they should not be: what a full disk, an editor, another program or a mischievous one may leave."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -17,6 +19,19 @@ from bench.records.disk import LARGEST
 SKETCH, LABELS = "polysketch_random_r32", ("flash", "polysketch_random_r32", "performer")
 DEEP = "[" * 10**5 + "]" * 10**5
 TRIALS = [[0.0] * 12] * 8
+
+
+def said(call, *arguments):
+    """What a call returns, and the lines that it says on stderr."""
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+        result = call(*arguments)
+    return result, stderr.getvalue().split("\n")[:-1]
+
+
+def assert_plain(lines):
+    for text in lines:
+        assert text.isprintable() and len(text) < 1200, text[:2000]
 
 
 def one_of_each(seed, n=2048, mechanism="flash"):

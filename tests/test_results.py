@@ -142,20 +142,25 @@ def committed_configs():
     return [json.loads(path.read_bytes())["config"] for path in (RESULTS / "quality" / "records").iterdir()]
 
 
-@pytest.mark.parametrize("experiment", ["lm_small", "recall_small", "mad_small", "lra_small"])
-def test_the_experiments_train_every_model_that_is_committed(experiment):
-    """Whoever repeats one gets the rows of README: a rate with fewer seeds would not be chosen."""
+def trainings(experiment, *sizes):
+    """What these sizes train: overrides by mechanism, task, length, learning rate and seed."""
     file = OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml")
-    sizes = ({"size": size, "max_cells": 10_000} for size in ("laptop", "night"))
-    jobs = [job for size in sizes for job in expand(OmegaConf.merge(file, size), [])]
+    chosen = (OmegaConf.merge(file, {"size": size, "max_cells": 10_000}) for size in sizes)
     usual = {"training.learning_rate": OmegaConf.select(file, "training.learning_rate"), "task": None}
     asked = defaultdict(list)
-    for job in jobs:
+    for job in (job for config in chosen for job in expand(config, [])):
         settings = usual | dict(text.partition("=")[::2] for text in job)
         # The first task is the experiment's own; others stand in the grids.
         task = settings["task"] or str(next(one["override /task"] for one in file.defaults if "override /task" in one))
         rate = float(settings["training.learning_rate"])
         asked[settings["attention"], task, int(settings["seq_len"]), rate, int(settings["seed"])].append(settings)
+    return asked
+
+
+@pytest.mark.parametrize("experiment", ["lm_small", "recall_small", "mad_small", "lra_small"])
+def test_the_experiments_train_every_model_that_is_committed(experiment):
+    """Whoever repeats one gets the rows of README: a rate with fewer seeds would not be chosen."""
+    asked = trainings(experiment, "laptop", "night")
     for config in committed_configs():
         if config["bench"]["name"] != "train" or config["task"]["name"] not in OF_TASKS[experiment]:
             continue
@@ -165,3 +170,14 @@ def test_the_experiments_train_every_model_that_is_committed(experiment):
         found = asked[name, config["task"]["name"], config["seq_len"], rate, seed]
         settings = [f"attention.{each}".partition("=")[::2] for each in changed]
         assert any(all(one.get(key) == value for key, value in settings) for one in found), config["label"]
+
+
+def test_the_usual_size_trains_the_language_models_of_the_readme():
+    """Each at the rate that was chosen for it."""
+    cells = trained_cells(readme.load(readme.QUALITY), ["language_modelling"])[0].query("seq_len == 512")
+    asked = trainings("lm_small", "laptop")
+    rows = cells[["attention", "rate", "seed"]].drop_duplicates().itertuples(index=False)
+    models = [(name.split()[0], rate, seed) for name, rate, seed in rows]
+    assert len(models) == 12 * 5
+    for name, rate, seed in models:
+        assert asked[name, "language_modelling", 512, rate, seed], (name, rate, seed)

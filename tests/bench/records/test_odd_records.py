@@ -1,19 +1,26 @@
-"""One odd record never stops the others: not a sweep that goes on, not a figure, a table, the mirror or an archive."""
+"""One odd record never stops the others: not a sweep that goes on, not a table, the mirror or an archive."""
 
-import contextlib
 import dataclasses
-import io
-import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from odd_records import TEXTS, UNREADABLE, base, extreme, good, one_of_each, renamed, spoil, strange, unusable
+from odd_records import (
+    TEXTS,
+    UNREADABLE,
+    assert_plain,
+    base,
+    extreme,
+    one_of_each,
+    renamed,
+    said,
+    spoil,
+    strange,
+    unusable,
+)
 from synthetic_records import written
 
-import analysis
 from analysis.__main__ import main
 from analysis.frame import tidy
-from analysis.registry import FIGURES, TABLES, made
 from bench.records import archive
 from bench.records.store import Store, latest
 from bench.records.summary import Results
@@ -21,19 +28,6 @@ from bench.records.table import crossovers, line, table
 from bench.tracking.mirror import Mirror
 
 UNUSABLE, EXTREME = unusable(), extreme()
-
-
-def said(call, *arguments):
-    """What a call returns, and the lines that it says on stderr."""
-    stderr = io.StringIO()
-    with contextlib.redirect_stderr(stderr):
-        result = call(*arguments)
-    return result, stderr.getvalue().split("\n")[:-1]
-
-
-def assert_plain(lines):
-    for text in lines:
-        assert text.isprintable() and len(text) < 1200, text[:2000]
 
 
 def messages(capsys):
@@ -103,19 +97,6 @@ def test_a_plugin_that_is_gone_costs_only_the_records_that_it_must_read(tmp_path
     assert "package_that_is_gone" in text
 
 
-def test_values_that_nobody_expects_cost_no_figure(tmp_path):
-    """Nor a table of good records, nor a word."""
-    written(tmp_path, EXTREME.values())
-    loaded, lines = said(Results(tmp_path).load)
-    assert len(loaded) == len(EXTREME) and lines == []
-    frame, lines = said(tidy, [*good(), *loaded])
-    assert all(text.startswith("skipped, ") for text in lines) and len(lines) <= len(EXTREME)
-    for entries in (FIGURES, TABLES):
-        done, lines = said(lambda entries=entries: dict(made(frame, entries, lambda name, one: "made")))
-        assert lines == [] and {name for name, one in done.items() if one != "made"} == set()
-    assert main(["table", "--results", str(tmp_path)]) == 0
-
-
 @pytest.mark.parametrize("kind", TEXTS)
 def test_texts_of_all_kinds_are_shown_as_they_are(kind, tmp_path):
     records = strange(kind)
@@ -128,18 +109,6 @@ def test_texts_of_all_kinds_are_shown_as_they_are(kind, tmp_path):
         assert text.replace("\n", "").isprintable()
         assert len({len(row.replace("\\|", "").split("|")) for row in text.split("\n")}) == 1
         text.encode()
-
-
-def test_figures_with_all_texts_can_be_written(tmp_path):
-    for kind in TEXTS:
-        written(tmp_path, strange(kind)[:2])  # of latency and memory
-    paths, lines = said(analysis.figures, tmp_path)
-    assert {path.stem for path in paths} >= {"polysketchformer_figure1", "memory"}
-    assert not any(text.startswith("warning: ") for text in lines)
-    for path in paths:
-        if path.suffix == ".svg":
-            xml.etree.ElementTree.parse(path)
-    assert "<!-- v$_{$.yaml -->" in (tmp_path / "figures" / "memory.svg").read_text(), "a dollar is drawn as one"
 
 
 @pytest.mark.parametrize(("folder", "target"), [("records", None), ("records", "/dev/zero"), ("samples", "/nowhere")])

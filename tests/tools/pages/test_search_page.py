@@ -104,3 +104,21 @@ def test_what_more_steps_change_is_said_of_every_model_that_was_trained_for_two_
             own = [*found[name, float(rate)].values()]
             assert said == f"{steps:,}"
             assert shares == f"{median(own):.0f} ({min(own):.0f}–{max(own):.0f}), {len(own)}"
+
+
+def test_how_many_seeds_recall_64_pairs_after_more_steps_is_what_the_pages_say():
+    found = {name: sorted(own.values()) for (name, _), own in right("longer", 512)[0].items()}
+    all_right = {name: sum(share > 99 for share in own) for name, own in found.items()}
+    readme, training = (
+        " ".join((readings.RESULTS.parent / page).read_text().split()) for page in ("README.md", "docs/training.md")
+    )
+    polynomial, sketch, performer = (found[name] for name in ("polynomial_p4", "polysketch_random_r32", "performer"))
+    of_polynomial = f"{all_right['polynomial_p4']} of {len(polynomial)} seeds"
+    assert (
+        f"names all after 6,400 in {of_polynomial}, the random sketch {sketch[-1]:.0f} % in 1 of {len(sketch)}."
+        in readme
+    )
+    assert f"three of five seeds, {polynomial[1]:.0f} % and {polynomial[0]:.0f} % in the others" in training
+    assert f"{sketch[-1]:.0f} % in one seed and {sketch[0]:.0f} to {sketch[-2]:.0f} % in four" in training
+    assert f"Performer {performer[0]:.0f} to {performer[-1]:.0f} % in three" in training
+    assert [len(found[name]) for name in ("performer", "linear", "flash", "polysketch_learned_r16")] == [3, 2, 2, 1]
