@@ -12,8 +12,6 @@ from bench.measures.progress import Progress
 from bench.records import plans
 from bench.records.store import Store
 
-MANY = 5000
-
 
 def planned(folder, statuses):
     """A sweep whose cells have these statuses; None waits."""
@@ -84,9 +82,19 @@ def test_the_begin_of_an_id_names_a_sweep_if_no_other_begins_so(tmp_path):
         plans.find(tmp_path, "x")
 
 
-def test_many_cells_cost_little(tmp_path):
-    plan = planned(tmp_path, [None] * MANY)
+def test_what_a_cell_costs_does_not_grow_with_their_number(tmp_path):
+    few, many = (tmp_path / name for name in ("few", "many"))
+    costs = {}
+    for folder, cells in ((few, 500), (many, 5000)):
+        folder.mkdir()
+        plan = planned(folder, [None] * cells)
+        costs[cells] = min(_seconds_of_report(folder, plan, cells) for _ in range(3))
+    assert costs[5000] < 30 * costs[500], "in proportion they are 10 to 1, squared 100 to 1"
+
+
+def _seconds_of_report(folder, plan, cells):
     began = time.process_time()
-    state = status.State(Store(tmp_path), plans.load(tmp_path, plan.sweep_id))
+    state = status.State(Store(folder), plans.load(folder, plan.sweep_id))
     status.report(state)
-    assert len(state.waiting) == MANY and time.process_time() - began < 1.0
+    assert len(state.waiting) == cells
+    return time.process_time() - began
