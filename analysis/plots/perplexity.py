@@ -36,17 +36,24 @@ def figure(frame: pd.DataFrame) -> Picture:
     properties = style.of_series(data)
     drawn, axes = layout.grid(data["kind"].nunique())
     baselines: dict[str, dict[str, Any]] = {}
+    above = []
     for panel, (kind, rows) in zip(axes, data.groupby("kind"), strict=True):
         layout.title(panel, kind)
         marks.over_lengths(panel, values[values["kind"] == kind], rows, properties)
+        marks.value_axis(panel.yaxis, "test perplexity")
+        # A baseline that is far from every model would leave no room to tell these apart.
+        highest = 2 * panel.get_ylim()[1]
         for name, line in BASELINES.items():
             losses = rows[rows["metric"] == f"{name}_loss"].groupby("seq_len")["value"].median()
             if len(losses):
                 panel.plot(losses.index, perplexity(losses), gid=name, label=name, marker="_", markersize=6, **line)
                 baselines[name] = line
-        marks.value_axis(panel.yaxis, "test perplexity")
+                if (least := perplexity(losses.min())) > highest:
+                    above.append(f"{name} of {kind}, {least:.3g}")
+        panel.set_ylim(top=min(highest, panel.get_ylim()[1]))
     grey = "Grey: n-grams with Kneser-Ney discounts, of the same training and test text." if baselines else ""
-    text = [*controls.notes(data), _EXPLANATION, grey, _trained_on(data), *notes, captions.conditions(data)]
+    beyond = f"Above the axes: {'; '.join(above)}." if above else ""
+    text = [*controls.notes(data), _EXPLANATION, grey, beyond, _trained_on(data), *notes, captions.conditions(data)]
     return layout.finish(drawn, properties | baselines, *text)
 
 

@@ -170,6 +170,9 @@ def test_perplexity_has_its_range_its_baselines_its_text_and_what_ran_out_of_mem
     assert words(panel) == ["OOM"]
     assert [text.get_text() for text in figure.legends[0].texts][-2:] == ["unigram", "bigram"]
     assert "Tokens: bytes; trained on 3.28 to 6.55 million." in caption(figure) and "3 seeds." in caption(figure)
+    # A baseline that is far from every model leaves them the room.
+    assert "Above the axes: unigram of language modelling, kjv, 18.2." in caption(figure)
+    assert np.exp(2.2 + 1 / 64) < panel.get_ylim()[1] < np.exp(2.9)
     for one in records:  # a training with patience may end earlier than its settings say
         one.config["training"] |= {"steps": 100_000, "patience": 2}
     assert "trained on 3.28 to 6.55 million." in caption(perplexity.figure(tidy(records)))
