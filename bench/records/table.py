@@ -3,13 +3,14 @@
 import contextlib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from bench.common.errors import bounded, in_cell
 from bench.records.record import Record, RecordError
-from bench.records.statistics import Comparison, overtakings
+from bench.records.statistics import Comparison, Crossover, overtakings
 from bench.records.summary import headline, quantities
 
 COLUMNS = ("status", "bench", "attention", "n", "batch", "mask", "inputs", "settings", "result")
@@ -50,11 +51,16 @@ def crossovers(records: Sequence[Record]) -> list[str]:
     varying = [len(set(words)) > 1 for words in zip(*(each.where for each in overtaken), strict=True)]
     lines = []
     for each in overtaken:
-        at = f"at n = {each.crossover.length:.0f} [{each.crossover.low:.0f}, {each.crossover.high:.0f}]"
         words = [*itertools.compress(each.where, varying), *([each.batch] if len(curves) > len(pairs) else [])]
         which = f" ({', '.join(words)})" if words else ""
-        lines.append(f"{bounded(each.faster)} overtakes {bounded(each.slower)} {at}{which}")
+        lines.append(_overtaking(bounded(each.faster), bounded(each.slower), each.crossover) + which)
     return lines
+
+
+def _overtaking(faster: str, slower: str, at: Crossover) -> str:
+    if at.low == 0 and math.isinf(at.high):
+        return f"{faster} may overtake {slower} near n = {at.length:.0f}, be ahead from the start, or never: undecided"
+    return f"{faster} overtakes {slower} at n = {at.length:.0f} [{at.low:.0f}, {at.high:.0f}]"
 
 
 def _comparisons(record: Record) -> Iterator[Comparison]:

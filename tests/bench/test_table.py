@@ -73,6 +73,16 @@ def test_what_is_printed_is_what_the_figure_shows(rng):
     assert crossovers([at(n, n, 2 * n, rng) for n in (512, 1024)]) == [], "none where there is none"
 
 
+def test_where_the_rounds_do_not_bound_a_crossover_nothing_is_said_to_overtake(rng):
+    records = [at(n, n**2 / 1e6, n / 1e3, rng) for n in (512, 2048)]
+    for record, jump in zip(records, (1, -1), strict=True):  # in every round one of the two was held up
+        times = record.measurements["samples"]
+        times["flash"] = [100.0 ** (jump if i % 2 else -jump) * t for i, t in enumerate(times["flash"])]
+    (said,) = crossovers(records)
+    assert said.startswith("polysketch_random_r32 may overtake flash near n = ")
+    assert said.endswith(", be ahead from the start, or never: undecided")
+
+
 def test_verdicts_and_reasons_are_in_the_table(rng):
     failed = dataclasses.replace(latency("softmax", 2048, rng, "oom"), reason="no | memory")
     text = table([at(1024, 2, 1, rng), failed])
