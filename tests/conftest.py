@@ -1,6 +1,7 @@
 """Fixtures that several folders of tests share."""
 
 import gc
+import math
 import os
 import signal
 import sys
@@ -55,6 +56,11 @@ def pytest_itemcollected(item):
     for suite, places in SUITES.items():
         if any(item.path.is_relative_to(TESTS / place) for place in places):
             item.add_marker(suite)
+
+
+def pytest_collection_modifyitems(items):
+    """Whole commands first, and of these the longest, which stand in this folder: no process ends alone with one."""
+    items.sort(key=lambda item: len(item.path.parts) if item.get_closest_marker("commands") else math.inf)
 
 
 def pytest_collection_finish():

@@ -77,7 +77,7 @@ def test_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path, attention):
 
 def test_a_time_limit_leaves_a_checkpoint_to_go_on_from(tmp_path):
     """The limit falls into the middle of the steps, as long as an uninterrupted run takes here."""
-    arguments = ("attention=softmax", "training.steps=1000", "training.checkpoint_seconds=0.2")
+    arguments = ("attention=softmax", "training.steps=500", "training.checkpoint_seconds=0.2")
     for attempt in range(3):  # a busy machine is not twice as fast
         whole = trained(tmp_path / f"whole{attempt}", *arguments)
         limit = whole.duration_s - sum(whole.measurements["seconds"]) / 2
