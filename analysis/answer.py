@@ -200,13 +200,13 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
     trains = _is_faster(best.training)  # of those that are faster at all, the fastest to train
     at, what = (best.training_n, "forward and backward pass of one attention") if trains else (best.n, "forward pass")
     ratio = speed(best.training if trains else best.forward)
-    gain = f"{ratio} as fast as the best exact softmax at n = {at:,.0f} ({what})"
+    gain = f"{ratio} as fast as the best exact softmax ({what})"
     timed = sum(one.training is not None or not trains for one in own)
-    is_fastest = f"the fastest{' to train' if trains else ''} (of {timed} measured): {gain}."
+    is_fastest = f"the fastest{' to train' if trains else ''} at n = {at:,.0f} (of {timed} measured): {gain}."
     where = "there," if first.from_n == first.n else f"from there to n = {first.n:,},"
     from_there = (
-        f"{words}: use exact softmax below n = {first.from_n:,.0f}; {where} the longest measured, `{first.attention}` "
-        "is faster"
+        f"{words}: use exact softmax below n = {first.from_n:,.0f}, where nothing is clearly faster; {where} the "
+        f"longest measured, `{first.attention}` is faster (forward pass)"
     )
     if first.is_first:
         said = f"{words}: `{best.attention}` is {is_fastest}"

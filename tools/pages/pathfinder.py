@@ -1,4 +1,4 @@
-"""What a convolution and a block learn of Pathfinder in 20 minutes or more, from the records in results/pathfinder."""
+"""What a convolution and a block learn of Pathfinder in longer trainings, from the records in results/pathfinder."""
 
 import json
 
@@ -7,20 +7,18 @@ from tools.pages import readings, zoo
 
 
 def learned() -> str:
-    """A row for each model and difficulty, the easier first: steps, minutes of training, and how many are right.
+    """A row for each model and difficulty, the easier first: steps, and how many are right.
 
     Intervals are over groups of test images, given the trained model.
     """
     frame = readings.records("pathfinder")
-    minutes = frame[frame["metric"] == "validation_seconds"].set_index("cell_id")["value"] / 60
     rows = []
     for one in frame[frame["metric"] == ACCURACY].to_dict("records"):
         settings = json.loads(one["settings"])
         task, training = settings["task"], settings["training"]
         right = f"{100 * one['value']:.1f} ({100 * one['low']:.1f} to {100 * one['high']:.1f})"
-        took = f"{minutes[one['cell_id']]:.0f}"
         length, radius = task["contour_length"], task["marker_radius"]
-        cells = [str(length), f"{radius:g}", f"`{one['attention']}`", f"{training['steps']:,}", took, right]
+        cells = [str(length), f"{radius:g}", f"`{one['attention']}`", f"{training['steps']:,}", right]
         rows.append(((length, -radius, one["attention"]), cells))
-    header = "contour (paddles) | radius of marks | model | steps | minutes | right (%)"
+    header = "contour (paddles) | radius of marks | model | steps | right (%)"
     return zoo.table(header, [cells for _, cells in sorted(rows)])

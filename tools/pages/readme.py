@@ -65,13 +65,22 @@ def learned(name: str, frame: pd.DataFrame) -> str:
     steps = lengths(frame, data)
     own_steps = steps[(steps["kind"] == key[0]) & (steps["series"] == name)]
     speeds = [(row["n"], _speed(row)) for _, row in own_steps.iterrows()]
-    timed = " and ".join(f"{speed} at n = {n:,}" for n, speed in speeds if speed)
+    lost = {other[1] for other, of in panels(data) if other[0] == key[0] and other != key and _is_lost(name, of, other)}
+    where_lost = f", where it was worse than `{NO_ATTENTION}`"
+    timed = " and ".join(f"{speed} at n = {n:,}{where_lost * (n in lost)}" for n, speed in speeds if speed)
+    timed += "," * timed.endswith(where_lost)
     where = " or ".join(sorted(set(frame.loc[frame["bench"].isin(BENCHES), "device_name"])))
     took = f" It made {timed} as many training steps a second as softmax (on {where})." if timed else ""
     return (
         f"In a small model of {key[0]} (source code), n = {key[1]}, {small_tasks.trained_for(rows)}, `{name}` was "
         f"{' and '.join(said)}.{took} {_as_good(table, rows, found)}; [more below](#what-do-models-learn-with-it)."
     )
+
+
+def _is_lost(name: str, rows: pd.DataFrame, key: tuple[str, int]) -> bool:
+    """Whether it is worse than no attention at all."""
+    table = comparisons(rows, key)
+    return (WORSE, NO_ATTENTION) in {(one["verdict"], one["against"]) for one in table if one["attention"] == name}
 
 
 def _interval(one: dict[str, Any]) -> str:

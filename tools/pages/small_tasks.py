@@ -22,7 +22,8 @@ SAID = (
     "more. **Bold**: a loss clearly smaller than the best control's, and in recall at least twice as many right as by "
     "naming any value that was shown. *Block*: what the hybrid's block ([`window` in "
     "figures](results/quality/figures/attribution.png)) adds to its sketch alone, in nats (+: the loss without it is "
-    "larger). Both are corrected within the task (Holm). *Of some*: not every mechanism was trained at these rates; "
+    "larger), each at its best rate. Both are corrected within the task (Holm). *Of some*: not every mechanism was "
+    "trained at these rates; "
     "*one each*: none had a choice. "
     "Models are 64 wide, with one head; those of compression and memorisation have positions in place of the "
     "convolution. The random sketch is larger (32) than the learned one (16), with four times its state, so the table "
@@ -110,15 +111,25 @@ def foretold(frame: pd.DataFrame) -> str:
     keys = " and ".join(dict.fromkeys(kind for *_, kind in found))
     places = {word: [n for (_, n, _), (_, own) in found.items() if own == word] for _, word in found.values()}
     words = ", ".join(f"{word}: {len(own)} of {len(found)}{_at(own)}" for word, own in places.items())
-    said = f"- {asked} Rank correlations at n = {tried}, {keys} keys: {min(whole):.2f} to {max(whole):.2f}; {words}."
+    how_many = _sizes(both[both["n"].isin([n for _, n, _ in found])])
+    said = f"- {asked} Rank correlations over {how_many} mechanisms at n = {tried}, {keys} keys: "
+    said += f"{min(whole):.2f} to {max(whole):.2f}; {words}."
     if not alone:
         return said
     least, most = (pick(one.value for _, one in alone) for pick in (min, max))
     clear = [n for n, one in alone if one.low > 0]
+    others = _sizes(both[~both["control"] & both["n"].isin([n for n, _ in alone])])
     return (
-        f"{said} Without controls, which are made to recall little: {least:.2f} to {most:.2f}, "
-        f"{len(clear)} of {len(alone)} with an interval above 0{_at(clear)}."
+        f"{said} Without controls, which are made to recall little ({others} mechanisms): {least:.2f} to {most:.2f}, "
+        f"{len(clear)} of {len(alone)} with an interval above 0, each for itself{_at(clear)}."
     )
+
+
+def _sizes(rows: pd.DataFrame) -> str:
+    """`10 to 11`: how many mechanisms each correlation is over."""
+    counts = rows.groupby(["task", "n", "keys"]).size()
+    low, high = counts.min(), counts.max()
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _at(lengths: list[int]) -> str:

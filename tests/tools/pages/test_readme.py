@@ -31,6 +31,21 @@ def test_what_the_fastest_learned_stands_beside_softmax_and_no_attention(loss, w
     assert readme.learned("flash", tidy(records)) == "What a model learns with `flash` was not measured."
 
 
+@pytest.mark.parametrize("loss", [2.4, 2.8])
+def test_a_speed_at_another_length_stands_beside_a_loss_that_is_worse_than_without_attention(loss, monkeypatch):
+    planted = {64: {"softmax": 1.9, "identity": 2.4, "performer": 2.2}}
+    planted[128] = planted[64] | {"performer": loss}
+    records = [one for n, losses in planted.items() for one in runs(losses, seq_len=n)]
+    ((kind, _), _), _ = panels(trained_cells(tidy(records))[0])
+    speeds = [(64, "performer", 1.5), (128, "performer", 3.0)]
+    steps = pd.DataFrame([(kind, *one) for one in speeds], columns=["kind", "n", "series", "speed"])
+    steps = steps.assign(**{"speed low": 1.2, "speed high": 4.0, "timed": "interleaved"})
+    monkeypatch.setattr(readme, "lengths", lambda frame, data: steps)
+    said = readme.learned("performer", tidy(records))
+    assert " It made 1.50x (1.20 to 4.00) at n = 64 and 3.00x (1.20 to 4.00) at n = 128" in said
+    assert (" at n = 128, where it was worse than `identity`, as many" in said) == (loss == 2.8)
+
+
 @pytest.mark.parametrize(("longer", "words"), [(1.6, "grows"), (1.9, "stays the same"), (1.96, "shrinks"), (2.2, None)])
 def test_a_lead_that_grows_with_the_context_is_found_unless_a_length_is_not_diagnostic(longer, words):
     lengths = {64: 1.9, 128: longer}
