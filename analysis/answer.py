@@ -159,17 +159,19 @@ def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.D
 
 
 def sentences(found: list[Answer]) -> list[str]:
-    """Advice for each mask and dtype: when to keep softmax, and which other mechanism to use for what.
+    """Advice for each mask and dtype: when to keep softmax, and which other mechanism to use for what."""
+    return [" ".join(own) for own in advice(found)]
 
-    Float32 is not named.
-    """
+
+def advice(found: list[Answer]) -> list[list[str]]:
+    """For each mask and dtype (float32 is not named) a sentence on speed, and one on memory and on errors if known."""
     own: dict[str, list[Answer]] = {}
     masks = {"With a causal mask": True, "Without a mask": False}
     for dtype in dict.fromkeys(one.dtype for one in found):
         for words, causal in masks.items():
             those = [one for one in found if (one.dtype, one.causal) == (dtype, causal)]
             own[words if dtype == "float32" else f"{words}, in {dtype}"] = those
-    return [" ".join(_of_mask(those, words)) for words, those in own.items() if those]
+    return [_of_mask(those, words) for words, those in own.items() if those]
 
 
 def fastest(own: list[Answer]) -> Answer | None:

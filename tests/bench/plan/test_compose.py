@@ -20,6 +20,7 @@ from bench.tasks import settings
 FILES = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name != "experiment")
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 LOADER = Loader()
+ALIKE = ("seed=", "training.learning_rate=")
 pytestmark = pytest.mark.usefixtures("same_code")
 
 
@@ -110,8 +111,8 @@ def test_every_experiment_can_be_planned(experiment):
     for size in config.grids:
         jobs = expand(OmegaConf.merge(config, {"size": size}), [f"experiment={experiment}", f"size={size}"])
         assert len(jobs) > (2 if size == "minutes" else 10)
-        # Another seed changes nothing of a plan but the seed: one is planned.
-        typed[size] = {tuple(word for word in job if not word.startswith("seed=")): job for job in jobs}.values()
+        # Another seed or rate changes nothing of a plan but itself: one is planned.
+        typed[size] = {tuple(word for word in job if not word.startswith(ALIKE)): job for job in jobs}.values()
     configs = iter(compose_jobs(LOADER.load, [job for jobs in typed.values() for job in jobs]))
     for size, jobs in typed.items():
         assert sweep.plan([next(configs) for _ in jobs], []).cells, size
