@@ -17,8 +17,8 @@ class Gaussian(Source):
     """Value is N(0, 1); query and key are normal, scaled so that scores have standard deviation `score_scale`.
 
     Attributes:
-        score_scale: standard deviation of the scores `q.k / sqrt(head_dim)`. With 1, attention is nearly uniform,
-            which makes every approximation look good; trained models have several times wider scores.
+        score_scale: standard deviation of the scores `q.k / sqrt(head_dim)`. Trained models have several times
+            wider ones, and structure, which these inputs lack: errors on them say little of a trained model.
     """
 
     name: ClassVar[str] = "gaussian"

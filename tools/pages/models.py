@@ -55,7 +55,8 @@ INTRODUCTION = f"""\
 # Mechanisms in models
 
 Made by `make models`, which tries every mechanism that runs on a CPU in small models of transformers with random
-weights, in float32. `ok` is the outcome of a trial; the reasons of refusals are below the tables.
+weights, in float32. `ok` is the outcome of a trial; the reasons of refusals are below the tables. An empty cell:
+there is nothing to try (no padding in ViT, nothing to generate in an encoder).
 
 - *forward*: outputs are finite; in a causal model no output changes with a later token (not asked of what is only
   nearly causal, *approx.* in [the zoo](zoo.md)); `softmax` and `flash` equal eager attention to 1e-5.

@@ -16,11 +16,12 @@ COUNTED: dict[str, Any] = {"head_dim": 64, "num_heads": 12, "max_seq_len": 1024}
 INTRODUCTION = """\
 # The zoo
 
-Made by `make docs` from the registry, `conf/attention/` and `bench/published/papers.py`; the tests check it.
-A mechanism raises an error for what it does not support. *Causal* `approx.`: no query attends to later keys, but later
-tokens change which earlier keys it attends to. *Decode*: it has `init_state`, `prefill` and `step`. *Complexity*: n is
-the length, h the size of a head; the mechanism's [page](mechanisms/index.md) says what other letters are. *Parameters*:
-the number of trainable parameters of one layer with the defaults, at 12 heads of 64 and 1024 positions.
+Made by `make docs` from the registry, `conf/attention/` and `bench/published/papers.py`; the tests check it. A
+mechanism raises an error for what it does not support. *Causal* `approx.`: no query attends to later keys, but later
+tokens change which earlier keys it attends to (of `lucidrains_performer`: with which weights). *Cross*: keys may have
+another length than queries, without a causal mask. *Decode*: it has `init_state`, `prefill` and `step`. *Complexity*:
+n is the length, h the size of a head; the mechanism's [page](mechanisms/index.md) says what other letters are.
+*Parameters*: the number of trainable parameters of one layer with the defaults, at 12 heads of 64 and 1024 positions.
 """
 
 
