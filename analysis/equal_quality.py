@@ -91,12 +91,14 @@ def _is_equal(step: object, loss: object) -> bool | None:
 
 
 def _answer(by_length: dict[int, bool | None]) -> str:
-    unknown = [n for n, is_equal in sorted(by_length.items()) if is_equal is None]
-    equal = [n for n, is_equal in by_length.items() if is_equal]
-    at = " and ".join(f"{n:,}" for n in unknown if not equal or n < min(equal))
-    if equal:
-        return f"{min(equal):,}" + (f" ({UNKNOWN} at {at})" if at else "")
-    return f"{UNKNOWN} at n = {at}" if at else f"none up to n = {max(by_length):,}"
+    ns = {known: [n for n, is_equal in sorted(by_length.items()) if is_equal is known] for known in (True, False, None)}
+    first = min(ns[True], default=None)
+    at = " and ".join(f"{n:,}" for n in ns[None])
+    if first is None:
+        return f"{UNKNOWN} at n = {at}" if at else f"none up to n = {max(by_length):,}"
+    no_more = " and ".join(f"{n:,}" for n in ns[False] if n > first)
+    more = ", ".join(filter(None, [f"{UNKNOWN} at {at}" * bool(at), f"not at {no_more}" * bool(no_more)]))
+    return f"{first:,}" + (f" ({more})" if more else "")
 
 
 def _speed(own: pd.DataFrame, speeds: _Steps) -> dict[str, object]:

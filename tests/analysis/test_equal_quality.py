@@ -51,6 +51,8 @@ def answer(frame):
         ({"faster": LENGTHS, "good": (256,)}, "256"),
         ({"faster": (128,), "good": (256,)}, "none up to n = 256"),
         ({"faster": (256,), "untimed": (128,)}, "256 (unknown at 128)"),
+        ({"faster": (128,), "untimed": (256,)}, "128 (unknown at 256)"),
+        ({"faster": LENGTHS, "good": (128,)}, "128 (not at 256)"),
         ({"faster": (), "untimed": (256,)}, "unknown at n = 256"),
         ({"faster": (), "untimed": LENGTHS, "good": ()}, "none up to n = 256"),
     ],
