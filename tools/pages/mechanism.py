@@ -30,9 +30,8 @@ def facts(name: str) -> str:
         "approximates": _function(info),
         "causal": _causal(info),
         "padding mask": zoo.yes(info.padding),
-        "keys of another length than queries": "yes, without a causal mask"
-        if info.cross and info.causal
-        else zoo.yes(info.cross),
+        "keys of another length than queries": zoo.yes(info.cross)
+        + ", without a causal mask" * info.cross * info.causal,
         "token by token (`prefill`, `step`)": zoo.yes(info.decode),
         "random": "yes, from its `seed`" if info.random else "no",
         "time of a forward pass": f"`{info.complexity}`",

@@ -20,15 +20,13 @@ SAID = (
     "- Which answers are right, %, in [recall](results/quality/figures/recall.png) and "
     "[MAD](results/quality/figures/recall_state.png) in miniature: median (lowest–highest seed), seeds with 90 % or "
     "more. **Bold**: a loss clearly smaller than the best control's, and in recall at least twice as many right as by "
-    "naming any value that was shown (Performer's of 4 pairs is [not safe](docs/training.md#controls)). "
-    "*Block*: what the hybrid's block ([`window` in "
-    "figures](results/quality/figures/attribution.png)) adds to its sketch alone, in nats (+: the loss without it is "
-    "larger), each at its best rate. Both are corrected within the task (Holm). *Of some*: not every mechanism was "
-    "trained at these rates; "
-    "*one each*: none had a choice. "
-    "Models are 64 wide, with one head; those of compression and memorisation have positions in place of the "
-    "convolution. The random sketch is larger (32) than the learned one (16), with four times its state, so the table "
-    "does not compare random with learned:"
+    "naming any value that was shown (Performer's of 4 pairs is [not safe](docs/training.md#controls)). *Block*: what "
+    "the hybrid's block ([`window` in figures](results/quality/figures/attribution.png)) adds to its sketch alone, in "
+    "nats (+: the loss without it is larger), each at its best rate. Both are corrected within the task (Holm). *Of "
+    "some*: not every mechanism was trained at these rates; *one each*: none had a choice. Models are 64 wide, with "
+    "one head; those of compression and memorisation have positions in place of the convolution. The random sketch is "
+    "larger (32) than the learned one (16), with four times its state, so the table does not compare random with "
+    "learned:"
 )
 
 
