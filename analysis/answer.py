@@ -207,8 +207,8 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
     is_fastest = f"the fastest{' to train' if trains else ''} at n = {at:,.0f} (of {timed} measured): {gain}."
     where = "there," if first.from_n == first.n else f"from there to n = {first.n:,},"
     from_there = (
-        f"{words}: use exact softmax below n = {first.from_n:,.0f}, where nothing is clearly faster; {where} the "
-        f"longest measured, `{first.attention}` is faster (forward pass)"
+        f"{words}: use exact softmax below n = {first.from_n:,.0f}, where nothing stays clearly faster; {where} the "
+        f"longest measured, `{first.attention}` is faster{' (forward pass)' * trains}"
     )
     if first.is_first:
         said = f"{words}: `{best.attention}` is {is_fastest}"

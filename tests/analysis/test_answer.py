@@ -157,7 +157,7 @@ def test_an_approximation_is_advised_where_it_is_clearly_nearer_than_averaging(f
         frame.loc[is_own, ["value", "low", "high"]] = error
         (said,) = answer.sentences(answer.answers(frame))
         from_there = f"from there to n = {one.n:,}, the longest measured, `skeinformer` is faster (forward pass)"
-        below = "softmax below n = 1,024, where nothing is clearly faster"
+        below = "softmax below n = 1,024, where nothing stays clearly faster"
         assert f"{below}; {from_there}, and the fastest to train at n = {one.training_n:,.0f} (of 1" in said
         nearest = "is the nearest that is faster, from n = 1,024 on: error 0.01 (0.01 to 0.01) at n = 1,024"
         assert (f"`skeinformer` {nearest}" in said) == is_near
@@ -201,10 +201,10 @@ def test_masks_are_answered_apart(rng):
     assert {one.causal: one.from_n for one in found} == {True: 1024, False: 2048}
     causal, free = answer.sentences(found)
     assert causal.startswith(
-        "With a causal mask: use exact softmax below n = 1,024, where nothing is clearly faster; from"
+        "With a causal mask: use exact softmax below n = 1,024, where nothing stays clearly faster; from"
     )
-    there = "there, the longest measured, `skeinformer` is faster (forward pass), and the fastest at n = 2,048"
-    below = "use exact softmax below n = 2,048, where nothing is clearly faster"
+    there = "there, the longest measured, `skeinformer` is faster, and the fastest at n = 2,048"
+    below = "use exact softmax below n = 2,048, where nothing stays clearly faster"
     assert free.startswith(f"Without a mask: {below}; {there}")
 
 
@@ -219,7 +219,7 @@ def test_dtypes_are_answered_apart_and_named_where_there_are_several(rng):
     of_full, of_half = answer.sentences([full, half])
     assert of_full.startswith("Without a mask: ")
     assert of_half.startswith(
-        "Without a mask, in bfloat16: use exact softmax below n = 1,024, where nothing is clearly faster; "
+        "Without a mask, in bfloat16: use exact softmax below n = 1,024, where nothing stays clearly faster; "
     )
     alone = tidy([one for one in records if one.config["dtype"] == "bfloat16"])
     assert answer.answers(alone) == [half] and "dtype" not in answer.lines([half])
@@ -271,5 +271,5 @@ def test_of_those_that_are_ahead_from_one_length_on_the_fastest_comes_first(rng)
     found = answer.answers(tidy([timed(rng, costs(n, 600, linformer=900.0 * n**0.9 * 1.5), n) for n in LENGTHS]))
     assert [(one.attention, one.from_n) for one in found] == [("linformer", 1024), ("skeinformer", 1024)]
     (said,) = answer.sentences(found)
-    there = "from there to n = 4,096, the longest measured, `linformer` is faster (forward pass), and the fastest"
-    assert f"below n = 1,024, where nothing is clearly faster; {there}" in said
+    there = "from there to n = 4,096, the longest measured, `linformer` is faster, and the fastest"
+    assert f"below n = 1,024, where nothing stays clearly faster; {there}" in said
