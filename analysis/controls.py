@@ -7,6 +7,7 @@ accuracy in classification, by loss in every other task; differences to it are o
 """
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +34,23 @@ ACCURACY = "accuracy"
 POINTS = 0.02
 """Share of examples: a classification task is diagnostic if softmax is more accurate than each control by more."""
 DIAGNOSTIC, BLIND = "diagnostic", "not diagnostic here"
+INTERVALS = "95 % intervals over both that allow for the choice of learning rates"
+"""In words for captions."""
 NO_ATTENTION = "identity"
 """The control whose tokens see no others: what learns no more than it has learned nothing from the context."""
+
+
+class Losses(dict[int, Array]):
+    """Losses per unit of replication (or error rates), by seed.
+
+    Attributes:
+        chosen_from: by these seeds the model was chosen as the best of so many that are not clearly worse, of learning
+            rates or of controls.
+    """
+
+    def __init__(self, by_seed: Mapping[int, Array] | None = None, chosen_from: int = 1) -> None:
+        super().__init__(by_seed or {})
+        self.chosen_from = chosen_from
 
 
 @dataclass(frozen=True)
@@ -59,28 +75,34 @@ class Diagnosis:
         return DIAGNOSTIC if self.is_diagnostic else BLIND
 
 
-def error_rates(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
+def error_rates(rows: pd.DataFrame) -> dict[str, Losses]:
     """For classification: error rates per unit, in the form of `losses`.
 
     Every series has the same number of units; a unit without examples gets the run's mean error rate.
     """
     found = losses(rows, ACCURACY)
     units = max((len(each) for of in found.values() for each in of.values()), default=0)
+
+    def wrong(right: Array) -> Array:
+        return np.pad(1 - right, (0, units - len(right)), constant_values=1 - right.mean())
+
     return {
-        name: {
-            seed: np.pad(1 - each, (0, units - len(each)), constant_values=1 - each.mean()) for seed, each in of.items()
-        }
-        for name, of in found.items()
+        name: Losses({seed: wrong(right) for seed, right in of.items()}, of.chosen_from) for name, of in found.items()
     }
 
 
-def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Array]]:
-    """Test losses (or another metric) per unit of replication, by series and seed, of one task and length."""
+def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, Losses]:
+    """Test losses (or another metric) per unit of replication, by series and seed, of one task and length.
+
+    Models were `chosen_from` so many rates, if the rows have this column (`analysis.training.trained_cells`).
+    """
     is_found = (rows["metric"] == metric) & rows["seed"].notna()
-    found = rows.loc[is_found, ["series", "seed", "raw", "inputs", "units"]]
+    found = rows[is_found]
     # Older units of a text are stretches of 4,096 tokens, several of one file: their neighbours are alike.
     are_stretches = (found["inputs"] == "language_modelling") & found["units"].isna() & metric.endswith("_by_unit")
-    by_series: dict[str, dict[int, Array]] = {name: {} for name in sorted(map(str, found["series"].unique()))}
+    names = found["series"].astype(str)
+    near = found["chosen_from"] if "chosen_from" in found else pd.Series(1, found.index)
+    by_series = {name: Losses(chosen_from=int(own.max())) for name, own in near.groupby(names)}
     for name, seed, raw, merge in zip(found["series"], found["seed"], found["raw"], are_stretches, strict=True):
         by_series[str(name)][int(seed)] = _merged(raw) if merge else raw
     return by_series
@@ -98,7 +120,7 @@ def _merged(by_stretch: Array, count: int = 4) -> Array:
     return np.array([part.sum() for part in parts]) * len(parts) / len(by_stretch)
 
 
-def compared(first: dict[int, Array], second: dict[int, Array]) -> Difference | None:
+def compared(first: Losses, second: Losses) -> Difference | None:
     """The difference over the seeds that both series have; None if these or the units are fewer than two.
 
     Runs with another number of units were tested on something else: the most frequent number is taken.
@@ -108,25 +130,25 @@ def compared(first: dict[int, Array], second: dict[int, Array]) -> Difference | 
     seeds = sorted(seed for seed in first.keys() & second.keys() if len(first[seed]) == len(second[seed]) == count)
     if len(seeds) < 2 or count < 2:
         return None
-    return difference(*(np.stack([of[seed] for seed in seeds]) for of in (first, second)))
+    one, other = (np.stack([of[seed] for seed in seeds]) for of in (first, second))
+    return difference(one, other, (first.chosen_from, second.chosen_from))
 
 
 def diagnose(rows: pd.DataFrame) -> Diagnosis:
     """The diagnosis of one task and length."""
     of_classes = bool((rows["metric"] == ACCURACY).any())
     by_series = error_rates(rows) if of_classes else losses(rows)
-    kinds = rows.drop_duplicates("series").set_index("series")
-    exact = kinds["exact"] & (kinds["function"] == "softmax")
-    positive = _lowest([name for name in by_series if exact[name]], by_series)
-    negatives = [name for name in by_series if kinds["control"][name]]
-    negative = _lowest(negatives, by_series)
+    positives, negatives = _candidates(rows, by_series)
+    positive, negative = (
+        min(names, key=lambda name: mean(by_series[name]), default=None) for names in (positives, negatives)
+    )
     if positive is None or negative is None:
         missing = "a control (local, identity)" if negative is None else "an exact softmax"
         return Diagnosis(False, f"{missing} with losses by unit is missing", positive, negative)
     found: list[tuple[bool, float, str]] = []
-    units = units_of(rows)
+    units, best = units_of(rows), best_of(positives, positive, by_series)
     for name in negatives:
-        one = compared(by_series[positive], by_series[name])
+        one = compared(best, by_series[name])
         if one is None or one.seeds < FEWEST_SEEDS:
             has = 0 if one is None else one.seeds
             return Diagnosis(False, f"{positive} and {name} share {has} seeds, not {FEWEST_SEEDS}", positive, negative)
@@ -138,18 +160,35 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
     return Diagnosis(is_diagnostic, sentence, positive, negative)
 
 
-def mean(by_seed: dict[int, Array]) -> float:
+def _candidates(rows: pd.DataFrame, by_series: Mapping[str, Losses]) -> tuple[list[str], list[str]]:
+    """The series of positive and those of negative controls."""
+    kinds = rows.drop_duplicates("series").set_index("series")
+    exact = kinds["exact"] & (kinds["function"] == "softmax")
+    return [name for name in by_series if exact[name]], [name for name in by_series if kinds["control"][name]]
+
+
+def as_chosen(rows: pd.DataFrame, by_series: Mapping[str, Losses], found: Diagnosis) -> dict[str, Losses]:
+    """The same losses or error rates, those of the best controls as the best of all controls of their kind."""
+    both = zip(_candidates(rows, by_series), (found.positive, found.negative), strict=True)
+    chosen = {best: best_of(names, best, by_series) for names, best in both if best and best in by_series}
+    return {**by_series, **chosen}
+
+
+def best_of(names: Collection[str], best: str, by_series: Mapping[str, Losses]) -> Losses:
+    """The losses of the best of these series, as of a model that was chosen from all that are not clearly worse."""
+    own = by_series[best]
+    worse = {name for name in names if (one := compared(by_series[name], own)) and one.interval()[0] > 0}
+    return Losses(own, sum(by_series[name].chosen_from for name in names if name not in worse))
+
+
+def mean(by_seed: Mapping[int, Array]) -> float:
     """The mean over seeds and units."""
     return float(np.mean([of.mean() for of in by_seed.values()]))
 
 
-def _right(errors: dict[int, Array]) -> str:
+def _right(errors: Losses) -> str:
     """`34.1 % right`, the mean over seeds and units: that of guessing says that nobody learned the task."""
     return f"{100 * (1 - mean(errors)):.1f} % right"
-
-
-def _lowest(names: list[str], by_series: dict[str, dict[int, Array]]) -> str | None:
-    return min(names, key=lambda name: mean(by_series[name]), default=None)
 
 
 def said(one: Difference, of_classes: bool, units: str) -> str:
@@ -197,10 +236,11 @@ def _panels(tasks: dict[str, list[int]], is_all: bool) -> str:
 def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism against the best negative control, softmax and no attention: differences of test losses, verdicts.
 
-    Below 0 nats the mechanism is better; 95 % intervals are over seeds and `units`, groups of test examples. `p (Holm)`
-    is corrected over the comparisons of a task and length, each counted once. If the task is not diagnostic, nothing is
-    ranked. `seeds needed` settle an undecided comparison with a chance of 80 %, if the estimates are right; `hours
-    needed` is the time to train both; empty if more seeds alone would not settle it.
+    Below 0 nats the mechanism is better; 95 % intervals are over seeds and `units`, groups of test examples. They and
+    `p (Holm)` allow for what the same seeds chose: the learning rate and the best control. `p (Holm)` is corrected over
+    the comparisons of a task and length, each counted once. If the task is not diagnostic, nothing is ranked. `seeds
+    needed` settle an undecided comparison with a chance of 80 %, if the estimates are right; `hours needed` is the time
+    to train both; empty if more seeds alone would not settle it.
     """
     data, _ = trained_cells(frame)
     table = pd.DataFrame([row for key, rows in panels(data) for row in comparisons(rows, key)])
@@ -214,7 +254,8 @@ NEEDS = "needs bench=train of a mechanism and a control with losses by unit and 
 
 def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]]:
     """The rows of `control_comparisons` for one task and length (`key`)."""
-    found, by_series = diagnose(rows), losses(rows)
+    found = diagnose(rows)
+    by_series = as_chosen(rows, losses(rows), found)
     anchors = [name for name in (found.negative, found.positive) if name]
     if NO_ATTENTION in by_series and NO_ATTENTION not in anchors:
         anchors.append(NO_ATTENTION)

@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.selection import compact, newest, require_ok, series, settle
+from bench.records.statistics import mean_interval
 
 # What identifies a trained model within a panel, apart from its learning rate and seed.
 _MODEL = ["attention", "hyperparameters", "impl", "layers"]
 PANEL = ["kind", "seq_len"]
 """Trained models are compared within one task and length."""
-_MADE = ["kind", "task", "work", "settings", "series", "layers", "rate", "rates"]
+_MADE = ["kind", "task", "work", "settings", "series", "layers", "rate", "rates", "chosen_from"]
 _MACHINE = ["device_name", "cpu_model"]
 MOST_NAMED = 6
 BUSY = 0.05
@@ -33,8 +34,8 @@ def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.
     only the best learning rate is kept: the one whose tested weights have the lowest validation loss (mean over seeds;
     a failed run counts as infinite, and where all rates have such runs, medians decide; not one with fewer seeds than
     another). New columns: `kind` (the task, its text, and its settings that differ in the frame), `task` (its settings,
-    JSON), `work` (see `work`), `series`, `layers` of the model, the learning `rate`, and the `rates` that it was chosen
-    from.
+    JSON), `work` (see `work`), `series`, `layers` of the model, the learning `rate`, the `rates` that it was chosen
+    from, and `chosen_from`: how many of them are not clearly worse.
     """
     chosen = frame[(frame["bench"] == "train") & (frame["inputs"].isin(tasks) | (not tasks))]
     require_ok(chosen, "bench=train" + (f" with task={' or '.join(tasks)}" if tasks else ""))
@@ -221,5 +222,16 @@ def _tuned(cells: pd.DataFrame, ends: pd.Series) -> pd.DataFrame:
     best = whole.sort_values(["mean", "median"]).drop_duplicates("model").set_index("model")["rate"]
     tried = whole.groupby("model")["rate"].agg(lambda rates: ", ".join(f"{rate:g}" for rate in rates))
     several = cells["model"].map(by_rate["model"].value_counts()) > 1
+    by_seed = cells.loc[several, ["model", "rate", "seed", "end"]].merge(whole[["model", "rate"]]).groupby("model")
+    near = pd.Series({model: _near(own, best[model]) for model, own in by_seed}, dtype=int)
     cells = cells[~several | (cells["rate"] == cells["model"].map(best))]
-    return cells.assign(rates=cells["model"].map(tried).fillna("")).sort_values("model", kind="stable")
+    rates, count = cells["model"].map(tried).fillna(""), cells["model"].map(near).fillna(1).astype(int)
+    return cells.assign(rates=rates, chosen_from=count).sort_values("model", kind="stable")
+
+
+def _near(own: pd.DataFrame, best: float) -> int:
+    """How many rates are not clearly worse than the best one: other seeds might have chosen each of them."""
+    by_rate = own.set_index(["seed", "rate"])["end"].unstack()
+    differences = by_rate.sub(by_rate[best], axis="index").to_numpy().T
+    of_ended = [each[np.isfinite(each)] for each in differences]
+    return max(1, sum(len(each) > 0 and not mean_interval(each).low > 0 for each in of_ended))

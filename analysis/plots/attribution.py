@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.attribution import ALONE, NEEDS, NUMERATOR, REMOVED, Attribution, attributions
-from analysis.controls import notes
+from analysis.controls import INTERVALS, notes
 from analysis.paired import MARGIN
 from analysis.plots import captions, layout, style
 from analysis.plots.controls import ROW, bar, difference_axis, names_of_rows, word, zero
@@ -22,8 +22,8 @@ HOWS: dict[str, dict[str, Any]] = {
     ALONE: {"color": style.PALETTE[1], "marker": "D", "markerfacecolor": style.PALETTE[1], "linestyle": "none"},
 }
 _EXPLANATION = (
-    "Test loss without a branch minus that of the whole hybrid, paired by seed and unit of the test, with 95 % "
-    "intervals over both: right of 0 the branch helps. Removed: from the trained model, nothing retrained, from "
+    "Test loss without a branch minus that of the whole hybrid, paired by seed and unit of the test, with "
+    f"{INTERVALS}: right of 0 the branch helps. Removed: from the trained model, nothing retrained, from "
     "numerator and denominator or from the sum over values only; what is used may not be needed. The other trained "
     "alone: with the same norms, scale and bias; it decides where it is there. Words: verdicts corrected for the "
     f"comparisons of a hybrid (Holm); grey: within {MARGIN} nats, nothing."

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, SymmetricalLogLocator
 
-from analysis.controls import NEEDS, comparisons, diagnose, notes
+from analysis.controls import INTERVALS, NEEDS, comparisons, diagnose, notes
 from analysis.paired import MARGIN, UNDECIDED
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
@@ -24,7 +24,7 @@ FAR = 0.4
 """An axis that reaches further than this many nats is symlog."""
 _EXPLANATION = (
     "Test loss minus that of the best negative control (in Long Range Arena that with most right answers) and minus "
-    "softmax's, paired by seed and unit of the test, with 95 % intervals over both: left is better. Words: verdicts "
+    f"softmax's, paired by seed and unit of the test, with {INTERVALS}: left is better. Words: verdicts "
     "corrected for {} comparisons of a task and length "
     f"{{}}(Holm), in brackets how many seeds would decide; grey: within {MARGIN} nats, as good as."
 )

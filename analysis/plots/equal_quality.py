@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.controls import notes
+from analysis.controls import INTERVALS, notes
 from analysis.equal_quality import lengths
 from analysis.paired import MARGIN
 from analysis.plots import captions, layout, marks, style
@@ -20,7 +20,8 @@ ROW = 0.34
 _EXPLANATION = (
     "Left: time of a whole training step of the fastest exact softmax over theirs (above 1: faster), with 95 % "
     "intervals, in the same rounds{}. Middle: test loss minus softmax's, paired by seed and unit of the test, "
-    "with 95 % intervals over both; grey: within {} nats, as good as. Right: filled where faster and as good or "
+    f"with {INTERVALS}; "
+    "grey: within {} nats, as good as. Right: filled where faster and as good or "
     "better, hollow where not (a step that is not faster decides alone, as does a worse loss), ? where that is unknown "
     "(no records, undecided, or not diagnostic); under each name, the shortest such length."
 )

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import controls
-from analysis.controls import ACCURACY, POINTS, compared
+from analysis.controls import ACCURACY, POINTS, Losses, compared
 from analysis.frame import LATER, LOOKS
-from analysis.paired import Array, Difference, difference, verdicts
+from analysis.paired import Difference, difference, verdicts
 from analysis.published import published
 from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import TASK_OPTIONS, panels, timed, trained_cells
@@ -91,11 +91,11 @@ def _papers() -> pd.DataFrame:
     return pd.concat(columns, axis=1).reset_index()
 
 
-def mean_error(by_seed: dict[int, Array]) -> Difference:
+def mean_error(by_seed: Losses) -> Difference:
     """The mean over seeds and groups of examples; with one seed (or group) it has no interval."""
     values = np.stack([by_seed[seed] for seed in sorted(by_seed)])
     if min(values.shape) > 1:
-        return difference(values, np.zeros_like(values))
+        return difference(values, np.zeros_like(values), (by_seed.chosen_from, 1))
     return Difference(float(values.mean()), np.nan, ((1, np.nan),), np.nan, np.nan, len(values), values.shape[1])
 
 
@@ -150,7 +150,7 @@ def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str,
     softmax = next((name for name in ("flash", "softmax") if name in by_protocol[usual]), "")
     for text, by_name in by_protocol.items():
         for name, errors in by_name.items() if text != usual else ():
-            one = compared(errors, by_protocol[usual].get(name, {}))
+            one = compared(errors, by_protocol[usual].get(name, Losses()))
             if one is None:
                 continue
             low, high = sorted(-100 * end for end in one.interval())
@@ -158,12 +158,12 @@ def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str,
             row |= {"usual (%)": _percent(by_protocol[usual][name]), "with it (%)": _percent(errors)}
             row |= {"difference (points)": -100 * one.value, "low": low, "high": high, "seeds": one.seeds}
             for column, protocol in (("ahead of softmax (points)", usual), ("with it (points)", text)):
-                ahead = compared(by_protocol[protocol][name], by_protocol[protocol].get(softmax, {}))
+                ahead = compared(by_protocol[protocol][name], by_protocol[protocol].get(softmax, Losses()))
                 row[column] = None if ahead is None or name == softmax else -100 * ahead.value
             yield row | {"disturbed": disturbance(newest[newest["attention"] == name])}, one
 
 
-def _percent(errors: dict[int, Array]) -> float:
+def _percent(errors: Losses) -> float:
     return 100 - 100 * mean_error(errors).value
 
 

@@ -35,7 +35,7 @@ def _rows(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, object]]:
     """The rows of one task and length (`key`)."""
     found, by_series = controls.diagnose(rows), controls.losses(rows, "loss_by_position")
     names = {"task": key[0], "n": key[1], "task is": found.word}
-    best = by_series.get(found.negative or "", {})
+    best = by_series.get(found.negative or "", controls.Losses())
     return [
         {**names, "attention": name, "against": found.negative, **numbers, "seeds": len(seeds)}
         | {"disturbed": disturbance(rows[rows["series"].isin([name, found.negative])])}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.controls import NEEDS, compared, losses, mean, numbers, units_of
+from analysis.controls import NEEDS, best_of, compared, losses, mean, numbers, units_of
 from analysis.frame import LATER
 from analysis.paired import BETTER, EQUIVALENT, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
@@ -63,7 +63,8 @@ def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
         if not all(kinds):
             continue
         first, second = (min(kind, key=means.__getitem__) for kind in kinds)
-        one = compared(by_series[first], by_series[second])
+        best = (best_of(kind, name, by_series) for kind, name in zip(kinds, (first, second), strict=True))
+        one = compared(*best)
         if one is not None:
             said = {"task": own["inputs"].iloc[0].replace("_", " "), "setting": name or USUAL}
             said |= {"softmax": means[first], "best control": second, "its loss": means[second]}

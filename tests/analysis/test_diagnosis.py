@@ -6,10 +6,10 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_quality import LOSSES, runs
+from synthetic_quality import LOSSES, run, runs
 from synthetic_records import under
 
-from analysis.controls import BLIND, DIAGNOSTIC, compared, control_comparisons, diagnoses, losses
+from analysis.controls import BLIND, DIAGNOSTIC, Losses, compared, control_comparisons, diagnoses, losses
 from analysis.frame import tidy
 from analysis.paired import corrected, verdict, verdicts
 from analysis.training import trained_cells
@@ -59,13 +59,13 @@ def test_of_an_older_record_of_a_text_four_neighbouring_units_are_one():
 
 
 def test_what_is_compared_are_the_seeds_that_both_have():
-    first = {seed: seed + np.arange(4.0) for seed in (0, 1, 2, 3)}
-    second = {seed: seed + np.arange(4.0) - 0.5 + seed / 10 for seed in (2, 3, 4)}
+    first = Losses({seed: seed + np.arange(4.0) for seed in (0, 1, 2, 3)})
+    second = Losses({seed: seed + np.arange(4.0) - 0.5 + seed / 10 for seed in (2, 3, 4)})
     one = compared(first, second)
     assert (one.seeds, one.units) == (2, 4) and one.value == pytest.approx(0.5 - (0.2 + 0.3) / 2)
-    assert compared(first, {3: second[3], 4: second[4]}) is None
+    assert compared(first, Losses({3: second[3], 4: second[4]})) is None
     # A run that was tested on another part of the text.
-    assert compared({**first, 9: np.ones(7)}, {**second, 9: np.zeros(7)}) == one
+    assert compared(Losses(first | {9: np.ones(7)}), Losses(second | {9: np.zeros(7)})) == one
 
 
 def test_what_disturbed_one_of_a_pair_is_said_of_the_pair():
@@ -134,3 +134,22 @@ def test_what_is_undecided_says_how_many_seeds_would_decide():
     assert row["seeds needed"] == one.seeds_needed(len(table)), "all comparisons of the task count"
     # Each run took a second, and both are trained.
     assert row["hours needed"] == pytest.approx(2 * row["seeds needed"] / 3600)
+
+
+def test_comparisons_allow_for_the_rates_and_controls_that_the_same_seeds_chose():
+    """Those that are nearly as good as the best: of performer another rate, beside the window no attention."""
+    losses_then = LOSSES | {"identity": 2.0005}
+    near = [run("performer", seed, 1.951 + (-1) ** seed * 0.01, learning_rate=0.05) for seed in range(5)]
+    far = [run("performer", seed, 1.99, learning_rate=0.05) for seed in range(5)]
+    data, _ = trained_cells(tidy(runs(losses_then) + near))
+    chosen = {name: own.chosen_from for name, own in losses(data).items()}
+    assert chosen == dict.fromkeys(LOSSES, 1) | {"performer": 2}
+    best = only(runs(losses_then)).negative
+    performer, control = (dict(losses(data)[name]) for name in ("performer", best))
+    table = control_comparisons(tidy(runs(losses_then) + near)).set_index(["attention", "against"])
+    expected = compared(Losses(performer, 2), Losses(control, 2))
+    assert tuple(table.loc[("performer", best), ["low", "high"]]) == pytest.approx(expected.interval())
+    # What is clearly worse was no choice.
+    table = control_comparisons(tidy(runs() + far)).set_index(["attention", "against"])
+    before = control_comparisons(tidy(runs())).set_index(["attention", "against"])
+    assert table.loc[("performer", "local"), "high"] == before.loc[("performer", "local"), "high"]

@@ -1,5 +1,7 @@
 """Paired comparisons, judged by planted truths."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -58,6 +60,45 @@ def test_of_losses_that_are_not_finite_nothing_is_said(wrong, rng):
     with np.errstate(invalid="ignore"):
         one = difference(first, second)
     assert (one.p, one.p_equivalent(), verdict(one)) == (1, 1, UNDECIDED)
+
+
+@pytest.mark.parametrize("of", [(3, 1), (1, 3), (2, 2)])
+def test_the_best_of_equals_is_ranked_no_more_often(of):
+    """Each of them is as good as the other model: the same seeds choose the best one and compare it."""
+    rng = np.random.default_rng(10)
+    said, uncorrected = [], []
+    for _ in range(1000):
+        shared = rng.normal(2, 0.3, UNITS)
+        sides = [
+            [shared + rng.normal(0, 0.026, (SEEDS, 1)) + rng.normal(0, 0.02, (SEEDS, UNITS)) for _ in range(n)]
+            for n in of
+        ]
+        best = [min(side, key=np.mean) for side in sides]
+        said.append(verdict(difference(*best, of)))
+        uncorrected.append(verdict(difference(*best)))
+    for word in (BETTER, WORSE):
+        assert said.count(word) <= 35, word
+    most = max(map(uncorrected.count, (BETTER, WORSE)))
+    assert most > 35 if 1 in of else True, "without the correction more are"
+
+
+def test_what_speaks_for_the_best_of_several_is_tested_at_a_part_of_the_level():
+    """By Student's t with four degrees: of three rates, the end that says better is that of a third of 2.5 %."""
+    error = 0.01
+    one = Difference(-0.03, error**2, ((4, error**2), (31, 0.0)), 0, 0, 5, 32, chosen_from=(3, 1))
+    low, high = one.interval()
+    assert low == pytest.approx(-0.03 - error * stats.t.isf(0.025, 4))
+    assert high == pytest.approx(-0.03 + error * stats.t.isf(0.025 / 3, 4)) and one.p == pytest.approx(
+        6 * stats.t.sf(3, 4)
+    )
+    # The other way round, the same is said.
+    other = dataclasses.replace(one, value=0.03, chosen_from=(1, 3))
+    assert other.interval() == pytest.approx((-high, -low)) and other.p == one.p
+    # What speaks against it is tested at the whole level.
+    assert dataclasses.replace(one, value=0.03).p == pytest.approx(2 * stats.t.sf(3, 4))
+    assert dataclasses.replace(one, value=0.0).p_equivalent() == pytest.approx(3 * stats.t.sf(2, 4))
+    needed = [dataclasses.replace(one, chosen_from=of, between_seeds=0.03**2).seeds_needed() for of in ((1, 1), (3, 1))]
+    assert needed[0] < needed[1]
 
 
 def test_what_is_equal_up_to_little_noise_is_as_good():

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis import answer, formats
 from analysis.attribution import ALONE, BRANCHES, REMOVED, Attribution, Worth, attributions
-from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, compared, comparisons, diagnose, losses, mean
+from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, Losses, compared, comparisons, diagnose, losses, mean
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
 from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
@@ -187,8 +187,9 @@ def _growth(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[tuple[str
         return ""
     leads = []
     for own in (losses(found[longest]), losses(found[shortest])):
-        seeds = own[positive].keys() & own[negative].keys()
-        leads.append({seed: own[positive][seed] - own[negative][seed] for seed in seeds})
+        ahead, behind = own[positive], own[negative]
+        lead = {seed: ahead[seed] - behind[seed] for seed in ahead.keys() & behind.keys()}
+        leads.append(Losses(lead, ahead.chosen_from * behind.chosen_from))
     if (grown := compared(*leads)) is None:
         return ""
     low, high = grown.interval(LEVEL)
@@ -215,7 +216,7 @@ def _trained_shorter(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[
     ]
     said = []
     for words, first, name, second, other in pairs:
-        one = compared(first.get(name, {}), second.get(other, {}))
+        one = compared(first.get(name, Losses()), second.get(other, Losses()))
         if one is None:
             return ""
         low, high = one.interval(LEVEL)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis import formats
 from analysis.attribution import ALONE, Worth, attributions
-from analysis.controls import NO_ATTENTION, compared, comparisons, diagnose, error_rates, mean
+from analysis.controls import NO_ATTENTION, as_chosen, compared, comparisons, diagnose, error_rates, mean
 from analysis.paired import BETTER, FEWEST_SEEDS, LEVEL
 from analysis.tables.capacity import answers, matched, without_controls
 from analysis.tables.lra import TASKS
@@ -19,14 +19,13 @@ MAD = ("compression", "memorisation", "noisy recall", "fuzzy recall")
 SAID = (
     "- Which answers are right, %, in [recall](results/quality/figures/recall.png) and "
     "[MAD](results/quality/figures/recall_state.png) in miniature: median (lowest–highest seed), seeds with 90 % or "
-    "more. **Bold**: a loss clearly smaller than the best control's, and in recall at least twice as many right as by "
-    "naming any value that was shown (Performer's of 4 pairs is [not safe](docs/training.md#controls)). *Block*: what "
-    "the hybrid's block ([`window` in figures](results/quality/figures/attribution.png)) adds to its sketch alone, in "
-    "nats (+: the loss without it is larger), each at its best rate. Both are corrected within the task (Holm). *Of "
-    "some*: not every mechanism was trained at these rates; *one each*: none had a choice. Models are 64 wide, with "
-    "one head; those of compression and memorisation have positions in place of the convolution. The random sketch is "
-    "larger (32) than the learned one (16), with four times its state, so the table does not compare random with "
-    "learned:"
+    "more. **Bold**: a loss clearly smaller than the best control's, and in recall at least twice as many right as by"
+    " naming any value that was shown. *Block*: what the hybrid's block ([`window` in "
+    "figures](results/quality/figures/attribution.png)) adds to its sketch alone, in nats (+: the loss without it is "
+    "larger), each at its best rate. Both are corrected within the task (Holm). *Of some*: not every mechanism was "
+    "trained at these rates; *one each*: none had a choice. Models are 64 wide, with one head; those of compression "
+    "and memorisation have positions in place of the convolution. The random sketch is larger (32) than the learned "
+    "one (16), with four times its state, so the table does not compare random with learned:"
 )
 
 
@@ -149,7 +148,8 @@ def arena(data: pd.DataFrame) -> list[str]:
 
 
 def _in_arena(rows: pd.DataFrame) -> str:
-    found, wrong = diagnose(rows), error_rates(rows)
+    found = diagnose(rows)
+    wrong = as_chosen(rows, error_rates(rows), found)
     names = [name for name in (found.positive, found.negative) if name]
     right = [100 * (1 - mean(wrong[name])) for name in names]
     one = compared(*(wrong[name] for name in names)) if len(names) > 1 else None
