@@ -238,9 +238,10 @@ def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
 
     Below 0 nats the mechanism is better; 95 % intervals are over seeds and `units`, groups of test examples. They and
     `p (Holm)` allow for what the same seeds chose: the learning rate and the best control. `p (Holm)` is corrected over
-    the comparisons of a task and length, each counted once. If the task is not diagnostic, nothing is ranked. `seeds
-    needed` settle an undecided comparison with a chance of 80 %, if the estimates are right; `hours needed` is the time
-    to train both; empty if more seeds alone would not settle it.
+    the comparisons of a task and length, each counted once. If the task is not diagnostic, nothing is ranked; what
+    diverged with a seed is neither better nor as good. `seeds needed` settle an undecided comparison with a chance of
+    80 %, if the estimates are right; `hours needed` is the time to train both; empty if more seeds alone would not
+    settle it.
     """
     data, _ = trained_cells(frame)
     table = pd.DataFrame([row for key, rows in panels(data) for row in comparisons(rows, key)])
@@ -265,9 +266,13 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]
     known = {pair: one for pair, one in both.items() if one is not None}
     cells = rows.drop_duplicates("cell_id")[["series", "duration_s", "disturbance"]]
     hours = cells.groupby("series")["duration_s"].mean() / 3600
+    diverged = set(rows.loc[rows["status"] == "nonfinite", "series"])
     table = []
     for ((name, anchor), one), (p, word) in zip(known.items(), verdicts(known.values()), strict=True):
         needed = one.seeds_needed(len(known)) if word == UNDECIDED else None
+        # The seeds that are left are those with which it went well.
+        ahead = {BETTER: {name}, WORSE: {anchor}}.get(word, {name, anchor})
+        word = UNDECIDED if ahead & diverged else word
         table.append(
             {
                 "task": key[0],

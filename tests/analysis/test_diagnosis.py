@@ -124,6 +124,30 @@ def test_verdicts_are_corrected_for_all_comparisons_of_a_task_and_length():
     assert table["verdict"].tolist() == [*words] != [verdict(one) for one in found]
 
 
+def test_what_diverged_with_a_seed_is_neither_better_nor_as_good():
+    """The seeds that are left are chosen: those with which it went well."""
+    went_well = runs(seeds=6)
+    ends = [
+        dataclasses.replace(one, status="nonfinite", measurements={})
+        if one.config["label"] in ("performer", "polysketch_random_r32") and one.config["seed"] == 5
+        else one
+        for one in went_well
+    ]
+    tables = [once(control_comparisons(tidy(records))) for records in (went_well, ends)]
+    words = [
+        dict(zip(zip(one["attention"], one["against"], strict=True), one["verdict"], strict=True)) for one in tables
+    ]
+    changed = {pair: words[0][pair] for pair in words[0] if words[0][pair] != words[1][pair]}
+    assert changed == {
+        ("performer", "local"): "better",
+        ("performer", "identity"): "better",
+        ("polysketch_random_r32", "local"): "as good as",
+        ("polysketch_random_r32", "identity"): "better",
+    }
+    assert {words[1][pair] for pair in changed} == {"undecided"}
+    assert words[1]["performer", "softmax"] == "worse"
+
+
 def test_what_is_undecided_says_how_many_seeds_would_decide():
     records = runs(LOSSES | {"performer": 1.97}, noise=0.03)
     table = once(control_comparisons(tidy(records))).set_index(["attention", "against"])
