@@ -1,7 +1,7 @@
 """`python -m bench.status [SWEEP]`: which cells of a sweep are done, running, waiting and failed, whoever runs it.
 
 Exit code: 0 if all cells are measured and fine, 1 if all are measured and some failed, 2 if there is no such sweep,
-3 while cells wait or run.
+3 while cells wait or run. An interrupted cell waits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class State:
         self.running = list(
             _running(store, plan.cells, self.titles)
         )  # before the records: a cell that ends now is not waiting
-        standing = latest(store.of_cells(cell.cell_id for cell in plan.cells))
+        records = store.of_cells(cell.cell_id for cell in plan.cells)
+        begun = plans.measured_before(store.root, plan.sweep_id) if plan.settings.get("rerun") == "all" else None
+        before = begun or set()
+        standing = latest(one for one in records if one.record_id not in before and one.status != "interrupted")
         busy = {running.cell.cell_id for running in self.running}
         idle = [cell for cell in plan.cells if cell.cell_id not in busy]
         self.waiting = [cell for cell in idle if cell.cell_id not in standing]

@@ -18,8 +18,8 @@ KEY = "promise"
 HEAD = """# What holds when things break
 
 Each row has a promise, what was measured, and the test that measures it: `pytest TEST` runs one test, `make
-test-faults` runs all and writes this page. Numbers of repeated tests are summed; for seconds the longest is given.
-Tests that were not run, or failed, are marked.
+test-faults` runs all and writes this page; what is run replaces its rows, so rows may be of several days. Numbers of
+repeated tests are summed; for seconds the longest is given. Tests that were not run, or failed, are marked.
 
 | promised | measured | test |
 |---|---|---|

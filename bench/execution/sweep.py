@@ -26,7 +26,7 @@ from bench.plan.config import Config, check, split
 from bench.plan.executors import Cells, Executor
 from bench.plan.sources import Source
 from bench.records import plans
-from bench.records.disk import read_file, write_atomically
+from bench.records.disk import write_atomically
 from bench.records.record import Record
 from bench.records.store import Store, latest
 from bench.records.summary import Results
@@ -86,6 +86,8 @@ def run_sweep(
 ) -> list[Record]:
     """Measure what is missing or failed; returns for each cell the record that counts.
 
+    If a cell with a result is measured again and fails, that is the failure; figures and later sweeps keep the result.
+
     Args:
         sweep: what to measure.
         on_records: called with the records that exist already, then with all records of a cell each time it has ended.
@@ -114,9 +116,9 @@ def run_sweep(
     if ranks.follows():
         with tempfile.TemporaryDirectory() as folder:
             return [runner.follow(cell, Path(folder) / "cell") for cell in todo]
-    save_plan(sweep)
     if sweep.settings.rerun == "all":
-        write_atomically(_measured_before(store, sweep), "\n".join(sorted(before)).encode())
+        write_atomically(plans.older(store.root, sweep.sweep_id), "\n".join(sorted(before)).encode())
+    save_plan(sweep)
     if on_records:
         on_records(attempts)
     # If no cell of the sweep can be measured, only the error is printed.
@@ -131,8 +133,9 @@ def run_sweep(
     with interrupts.caught(), contextlib.closing(bar):
         executors.run(sweep.executor, runner, todo, bar)
     if sweep.settings.rerun == "all":
-        _measured_before(store, sweep).unlink(missing_ok=True)
-    standing = latest(attempts_of(store, sweep) if todo else attempts)
+        plans.older(store.root, sweep.sweep_id).unlink(missing_ok=True)
+    attempts = attempts_of(store, sweep) if todo else attempts
+    standing = latest(attempts) | latest(attempt for attempt in attempts if attempt.record_id not in known)
     return [standing[cell.cell_id] for cell in sweep.cells]
 
 
@@ -152,15 +155,11 @@ def pending(store: Store, sweep: Sweep, attempts: Sequence[Record]) -> tuple[lis
     rerun, before = sweep.settings.rerun, set[str]()
     if rerun == "all":
         before = {attempt.record_id for attempt in attempts}
-        with contextlib.suppress(ValueError):
-            before &= set(read_file(_measured_before(store, sweep)).decode().splitlines())
+        begun = plans.measured_before(store.root, sweep.sweep_id)
+        before = before if begun is None else before & begun
     fresh = latest(attempt for attempt in attempts if attempt.record_id not in before)
     done = {cell_id for cell_id, one in fresh.items() if one.terminal and not (rerun == "disturbed" and one.disturbed)}
     return [cell for cell in sweep.cells if cell.cell_id not in done], before
-
-
-def _measured_before(store: Store, sweep: Sweep) -> Path:
-    return store.root / "sweeps" / sweep.sweep_id / "measured_before"
 
 
 def attempts_of(store: Store, sweep: Sweep) -> list[Record]:

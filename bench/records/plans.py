@@ -96,6 +96,18 @@ def find(results_dir: Path, wanted: str) -> SavedPlan:
     return load(results_dir, found[0])
 
 
+def measured_before(results_dir: Path, sweep_id: str) -> set[str] | None:
+    """The ids of the records that do not count for a sweep with `rerun=all`, as they are older; None after its end."""
+    with contextlib.suppress(ValueError):  # there is no such file, or it is no text
+        return set(read_file(older(results_dir, sweep_id)).decode().splitlines())
+    return None
+
+
+def older(results_dir: Path, sweep_id: str) -> Path:
+    """The file of `measured_before`; it exists until all cells are measured again."""
+    return results_dir / FOLDER / sweep_id / "measured_before"
+
+
 def saved(results_dir: Path) -> Iterator[str]:
     """The ids of the sweeps that have a plan, newest first."""
     files = (results_dir / FOLDER).glob(f"*/{FILE}")

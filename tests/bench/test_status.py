@@ -1,5 +1,6 @@
 """`python -m bench.status`: what of a sweep is done, running, waiting and failed."""
 
+import dataclasses
 import time
 
 import pytest
@@ -39,6 +40,25 @@ def test_it_counts_and_says_why_cells_failed(tmp_path, capsys):
     assert "failed   latency flash seed=2: crash, synthetic crash" in told.out
     assert "python -m bench seed=1,2" in told.out
     assert ask(capsys, tmp_path, "--watch")[0] == 1
+
+
+def test_an_interrupted_cell_waits(tmp_path, capsys):
+    """As those of a job that was preempted: the same command, or the requeued job, goes on."""
+    planned(tmp_path, ["ok", "interrupted"])
+    code, told = ask(capsys, tmp_path)
+    assert code == status.UNFINISHED and "1 done (1 ok), 0 failed, 0 running, 1 waiting" in told.out
+
+
+def test_what_is_measured_again_waits_until_it_is(tmp_path, capsys):
+    plan = planned(tmp_path, ["ok", "crash", "ok"])
+    older = plans.older(tmp_path, plan.sweep_id)
+    older.write_text("\n".join(one.record_id for one in Store(tmp_path).load() if one.status == "ok"))
+    assert ask(capsys, tmp_path)[0] == status.FAILURES, "another command left it"
+    plans.save(tmp_path, dataclasses.replace(plan, settings={"rerun": "all"}))
+    code, told = ask(capsys, tmp_path)
+    assert code == status.UNFINISHED and "1 failed, 0 running, 2 waiting" in told.out
+    older.unlink()
+    assert ask(capsys, tmp_path)[0] == status.FAILURES
 
 
 def test_it_says_what_runs_and_how_long_the_rest_takes(tmp_path, capsys, monkeypatch):

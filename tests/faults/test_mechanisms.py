@@ -62,7 +62,7 @@ def test_a_mechanism_that_misbehaves_ends_its_own_cell_only(tmp_path, stage, pro
 
 @pytest.mark.parametrize("kind", AGAINST_THE_SWEEP)
 def test_a_mechanism_that_goes_for_the_sweep_ends_its_own_cell_only(tmp_path, kind, promise):
-    """The same of one that kills or stops its parent, or deletes its directories"""
+    """A mechanism that kills or stops its parent, or deletes its directories, ends its own cell only"""
     attention = f"odd_fine_0,odd_{kind},odd_fine_1"
     sweep = Sweep(tmp_path, f"timeout={TIMEOUT_S}", cells=3, attention=attention)
     result = sweep.run(ODD_RESULTS=str(sweep.results), timeout=100)

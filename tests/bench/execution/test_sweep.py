@@ -9,6 +9,7 @@ from command import FAKES, bench, family, start, sweep_of, wait_for
 from filelock import FileLock
 from synthetic_everything import everything
 
+from bench.api import exit_code
 from bench.cli import main as app
 from bench.execution import runner, sweep
 from bench.execution.runner import Runner
@@ -207,6 +208,19 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
     assert pretended.sweep("all")[0] == ["3", "4"]
     assert pretended.sweep("all")[0] == ["1", "2", "3", "4"]
     assert len(pretended.store.load()) == 8
+
+
+def test_a_cell_that_fails_when_it_is_measured_again_has_failed_and_keeps_its_result(tmp_path, monkeypatch):
+    fails = set()
+    pretended = Pretended(
+        tmp_path, monkeypatch, lambda digit: {"status": "timeout", "measurements": {}} if digit in fails else {}
+    )
+    assert exit_code(pretended.sweep("all")[1]) == 0
+    fails.add("2")
+    _, records = pretended.sweep("all")
+    assert [one.status for one in records] == ["ok", "timeout", "ok", "ok"] and exit_code(records) == 1
+    measured, records = pretended.sweep("failed")
+    assert measured == [] and {one.status for one in records} == {"ok"}
 
 
 def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, monkeypatch):
