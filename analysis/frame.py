@@ -101,7 +101,8 @@ LOOKS = ("evaluate_every", "evaluation_examples")
 # The columns that identify a row of `widened`.
 _CONDITIONS = (
     *("attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal", "features", "baseline"),
-    *("inputs", "input_settings", "impl", "seed", "device_name", "hyperparameters", "settings"),
+    *("inputs", "weights", "input_settings", "impl", "seed", "hyperparameters", "settings"),
+    *("device_name", "cpu_model", "cpu_count", "threads", "torch"),
 )
 
 # Keys of a config that have their own columns, or that change only how precisely something is measured.

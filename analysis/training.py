@@ -68,7 +68,22 @@ def _beside_attention(rows: pd.DataFrame) -> pd.DataFrame:
     common = json.loads(models[~own].mode()[0])
     replaced = {one: json.dumps(json.loads(one) | {"model": common}, sort_keys=True) for one in settings[own].unique()}
     layers = rows["layers"].where(~own, rows.loc[~own, "layers"].mode()[0])
-    return rows.assign(settings=settings.where(~own, settings.map(replaced)), layers=layers)
+    hyperparameters = rows["hyperparameters"].where(~own, _own_settings(rows[own]))
+    settings = settings.where(~own, settings.map(replaced))
+    return rows.assign(settings=settings, layers=layers, hyperparameters=hyperparameters)
+
+
+def _own_settings(rows: pd.DataFrame) -> pd.Series:
+    """As hyperparameters, what differs between the models of one such control: else they would be one series."""
+    found = rows["hyperparameters"].copy()
+    for _, alike in rows.groupby("attention"):
+        told = [_part(json.loads(text), "model") for text in alike["settings"]]
+        models = [own | {"layers": n} for own, n in zip(told, alike["layers"], strict=True)]
+        keys = sorted({key for each in models for key in each})
+        several = [key for key in keys if len({json.dumps(each.get(key), default=int) for each in models}) > 1]
+        if several:
+            found[alike.index] = [json.dumps({key: each.get(key) for key in several}, default=int) for each in models]
+    return found
 
 
 def with_layers(data: pd.DataFrame) -> pd.Series:

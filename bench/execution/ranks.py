@@ -13,12 +13,20 @@ from bench.plan.cell import Cell
 
 def processes() -> int:
     """The number of processes (WORLD_SIZE)."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _number("WORLD_SIZE", 1)
 
 
 def follows() -> bool:
     """Whether this process is not rank 0."""
-    return processes() > 1 and int(os.environ.get("RANK", "0")) > 0
+    return processes() > 1 and _number("RANK", 0) > 0
+
+
+def _number(name: str, default: int) -> int:
+    """An environment variable of torchrun, as a number."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise ConfigError(f"{name}={text!r}: must be a number, as torchrun sets")
+    return int(text)
 
 
 def require_joint(cells: Sequence[Cell], launcher: str) -> None:

@@ -34,6 +34,7 @@ from bench.records.outcomes import classify_exit, count_oom_kills
 from bench.records.record import Record, RecordError
 from bench.records.store import Store, decode, encode, latest
 from bench.records.summary import summarised
+from bench.training import checkpoint
 
 MEASURING_PHASES = ("setup", "check", "warmup", "measure")
 SHORTLY_S = 0.5
@@ -132,6 +133,9 @@ class Runner:
             hides_nothing = contextlib.suppress(OSError) if interrupted else contextlib.nullcontext()  # full disk
             with self.defer_interrupts(), hides_nothing:
                 self.store.write(record)
+                if record.status == "ok":
+                    # Not before: a kill between training and the record costs what a kill in training costs.
+                    checkpoint.clear(self.store.root / "training" / cell.cell_id)
         if interrupted:
             raise KeyboardInterrupt
         return record
@@ -219,6 +223,7 @@ def readable(record: Record) -> Record:
 def child_environment(device: str, resources: Resources = THIS_MACHINE) -> dict[str, str]:
     """The environment of a child that measures on a resolved device."""
     environment = {**os.environ, **QUIET}
+    environment.pop("MKL_NUM_THREADS", None)  # torch would prefer it, and no record names it
     if resources.cores is not None:
         environment["OMP_NUM_THREADS"] = str(resources.cores)
     if (used := gpu(device)) is not None:  # only this GPU is visible, whatever CUDA's order

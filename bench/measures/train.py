@@ -62,6 +62,7 @@ class Train(Benchmark):
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
+            ConfigError: the task or the model cannot have one of `training.test_lengths`.
         """
         trainer, keep = make_trainer(context), context.keep
         trainer.report = context.progress
@@ -70,6 +71,8 @@ class Train(Benchmark):
             if keep:
                 checkpoint.resume(keep, trainer, context.say)
             resumed_from = trainer.step
+            for length in trainer.settings.test_lengths or ():
+                _open(context, trainer, length)  # raises before hours of training, not after them
             context.enter("measure")
             self._train(context, trainer, None if trainer.world.rank else keep)
             examples = trainer.settings.test_examples
@@ -79,7 +82,6 @@ class Train(Benchmark):
             more = {"branches": _without_branches(trainer), "longer": _at_other_lengths(context, trainer)}
         if keep and not trainer.world.rank:
             saved.save(keep, trainer.model, saved.Saved(context.config, *_sizes(trainer.task)))
-            checkpoint.clear(keep)
         task = trainer.task
         found = {"seconds": _rounded(trainer.seconds), "validation": trainer.evaluations, "test": test}
         parameters = sum(p.numel() for p in trainer.model.parameters())
@@ -215,13 +217,24 @@ def _at_other_lengths(context: CellContext, trainer: Trainer) -> dict[str, Any]:
     """The test of the same weights at `training.test_lengths`, on as many tokens as near as can be."""
     found = {}
     for length in trainer.settings.test_lengths or ():
-        config = {**context.config, "seq_len": length}
-        task = tasks.open_task(config, context.cache_dir, context.prepared)
-        model = _model(config, task).to(trainer.device, next(trainer.model.parameters()).dtype)
-        model.load_state_dict(trainer.model.state_dict())
+        task, model = _open(context, trainer, length)
         examples = max(1, trainer.settings.test_examples * context.config["seq_len"] // length)
         found[str(length)] = _tested(trainer, model, task, examples, f", {length} tokens each")
     return found
+
+
+def _open(context: CellContext, trainer: Trainer, length: int) -> tuple[tasks.Task, nn.Module]:
+    """The task and the model, with its weights, at another length."""
+    config = {**context.config, "seq_len": length}
+    task = tasks.open_task(config, context.cache_dir, context.prepared)
+    model = _model(config, task).to(trainer.device, next(trainer.model.parameters()).dtype)
+    try:
+        model.load_state_dict(trainer.model.state_dict())
+    except RuntimeError:
+        name, own = context.config["attention"]["name"], context.config["seq_len"]
+        why = f"the weights of {name} are those of seq_len={own}, must be null"
+        raise ConfigError(f"training.test_lengths=[{length}]: {why}") from None
+    return task, model
 
 
 def _tested(trainer: Trainer, model: nn.Module, task: tasks.Task, examples: int, how: str) -> dict[str, Any]:

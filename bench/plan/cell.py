@@ -89,7 +89,8 @@ def merge_compared(cells: list[Cell], resources: Resources = THIS_MACHINE) -> li
             | {f"model.{key}": value for key, value in cell.config.get("model", {}).items()}
             for cell in group
         ]
-        named = [key for key in told[0] if len({json.dumps(each.get(key)) for each in told}) > 1]
+        keys = dict.fromkeys(key for each in told for key in each)
+        named = [key for key in keys if len({json.dumps(each.get(key)) for each in told}) > 1]
         entries: dict[str, Cell] = {}
         for cell, each in zip(group, told, strict=True):
             words = (f"{key}={each.get(key)}" for key in named)

@@ -63,7 +63,7 @@ class Config:
         "implementation: auto (fused if it supports the input), reference (readable code) or fused (fast code)",
         choices=("auto", "reference", "fused"),
     )
-    seed: int = setting(0, "random seed", minimum=0)
+    seed: int = setting(0, "random seed", minimum=0, maximum=2**63 - 1)
     repeats: int = setting(
         10, "samples of a latency, rounds of a comparison, or random draws of an error", minimum=1, maximum=1_000_000
     )

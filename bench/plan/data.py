@@ -1,11 +1,13 @@
 """Configurations are plain data: which values are allowed, before anything uses them."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from bench.common.errors import ConfigError, is_secret, without_credentials
 
 LARGEST = 2**63 - 1
+LARGEST_NUMBER = 1e150  # that a record can hold (bench.records.store)
 
 
 def shown(value: Any) -> str:
@@ -28,6 +30,8 @@ def require_data(values: Mapping[str, Any]) -> None:
             why = "must not be bytes"
         elif isinstance(value, int) and abs(value) > LARGEST:
             why = "must fit into 64 bits"
+        elif isinstance(value, float) and LARGEST_NUMBER < abs(value) < math.inf:
+            why = f"must be at most {LARGEST_NUMBER:g}"
         elif isinstance(value, str) and "${" in value and ":" in value:
             why = "must not use a resolver"
         if why:

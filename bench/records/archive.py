@@ -142,6 +142,12 @@ def _merge_record(source: Path, records: Store, name: str, store: Store) -> str:
     data = records.read_record(name)
     with suppress(RecordError):
         if read_file(path) == data:
+            try:
+                store.decode(name)
+            except RecordError:  # its samples were lost
+                records.decode(name)
+                store.copy(records, name)
+                return ADDED
             return THERE
     say(f"conflict: {bounded(f'{source}: {name}')}: differs from {path}, which stays")
     return CONFLICT

@@ -78,6 +78,8 @@ def claim(folder: Path, kind: Kind, setting: str) -> None:
             folder.chmod(kind.mode)
     if not is_marked(folder, kind):
         mark(folder, kind)
+        if kind.mode is not None:
+            (folder / MARKER).chmod(0o644)  # whatever the umask: other users look for it
         for name in _DRAWN if kind is RESULTS else ():  # older versions did not mark them
             if (folder / name).is_dir():
                 mark(folder / name, drawn(()))

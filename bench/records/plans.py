@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import gzip
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,6 +65,7 @@ def save(results_dir: Path, plan: SavedPlan) -> Path:
     compressed = gzip.compress(data, compresslevel=6, mtime=0)  # no time: the same plan gives the same file
     with contextlib.suppress(RecordError):
         if read_file(path) == compressed:
+            os.utime(path)  # it is the newest sweep again
             return path
     write_atomically(path, compressed)
     return path

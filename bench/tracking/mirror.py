@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from filelock import FileLock
 from tqdm import tqdm
 
-from bench.common.errors import one_line, say
+from bench.common.errors import ConfigError, one_line, say
 from bench.common.quiet import QUIET
 from bench.measures.progress import Point
 from bench.records.record import Record
@@ -57,6 +58,10 @@ class Mirror:
 
     def __init__(self, results_dir: Path, *, experiment: str = EXPERIMENT, uri: str | None = None) -> None:
         self.results_dir = Path(results_dir).resolve()
+        if uri is None and (odd := re.search(r"\?|%[0-9A-Fa-f]{2}", str(self.results_dir))):
+            # The address of an SQLite database ends at a ?, and %20 in it is a space: another file would be written.
+            why = f"MLflow's database cannot be at a path with {odd[0]}"
+            raise ConfigError(f"results_dir={str(results_dir)!r}: {why}; must be another folder, or with tracking=none")
         self.experiment = experiment
         self.database = None if uri else self.results_dir / "mlflow.db"
         self.uri = uri or f"sqlite:///{self.database}"

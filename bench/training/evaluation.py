@@ -1,5 +1,6 @@
 """Evaluates a model on a split: losses by position, by unit of replication and by kind of answer."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch, Task
 from bench.training.world import World
 
@@ -121,6 +123,8 @@ def evaluate(
             by_kind.add(losses, of_answers[rows, columns])
         report(of_batch.stop, count)
     total, asked = by_position.over(world)
+    if not math.isfinite(sum(total)):
+        raise NonFiniteError(f"the loss of the {split} split is {sum(total) / sum(asked):g}")
     whole = right_by_unit.over(world)
     found = {
         "examples": count,

@@ -58,6 +58,18 @@ def test_a_control_without_attention_is_a_row_beside_mechanisms():
     assert "bag_of_tokens" in legend(learning.figure(tidy(cells(seeds=1))))
 
 
+def test_controls_without_attention_of_different_models_are_different_series():
+    """Seed by seed the newest of either model would be one control that nobody trained."""
+    other = [cell("bag_of_tokens", seed, 0.7, model={"dropout": 0.5}) for seed in range(5)]
+    data, _ = trained_cells(tidy(cells() + other))
+    bags = data[data["attention"] == "bag_of_tokens"]
+    assert bags.groupby("series")["seed"].nunique().to_dict() == {
+        "bag_of_tokens dropout=0.1": 5,
+        "bag_of_tokens dropout=0.5": 5,
+    }
+    assert bags["control"].all() and data["series"].nunique() == len(ACCURACIES) + 1
+
+
 def test_a_record_from_before_the_options_is_as_one_that_was_trained_without_them():
     usual = {"checkpoint": "last", "epsilon": 1e-8, "optimizer": "adamw"}
     new = cell("flash", 0, 0.7, training=usual)

@@ -181,3 +181,9 @@ def test_time_and_memory_of_one_condition_are_in_one_row_and_trainings_apart(rng
     row = wide[wide["latency forward (ms)"].notna()]
     assert len(row) == 1 and row["peak_memory forward (MiB)"].notna().all()
     assert len(wide[wide["loss (nats)"].notna()]) == len(wide[wide["step_time (ms)"].notna()]) == 2
+
+
+def test_the_wide_frame_has_a_row_for_each_number_of_threads(rng):
+    one, two = latency("flash", 512, rng), latency("flash", 512, rng)
+    two = dataclasses.replace(two, cell_id="0" * 64, numerics={**(two.numerics or {}), "threads": 7})
+    assert len(widened(tidy([one, two]))) == 2

@@ -1,6 +1,7 @@
 """`python -m bench.status`: what of a sweep is done, running, waiting and failed."""
 
 import dataclasses
+import os
 import time
 
 import pytest
@@ -77,6 +78,17 @@ def test_it_says_what_runs_and_how_long_the_rest_takes(tmp_path, capsys, monkeyp
     assert "time left: about 2 s" in told.out or "time left: about 1 s" in told.out
     code, told = ask(capsys, tmp_path)
     assert code == status.UNFINISHED and "time left: unknown" in told.out
+
+
+def test_a_sweep_that_goes_on_is_the_newest(tmp_path):
+    plan = planned(tmp_path, ["ok"])
+    file = plans.save(tmp_path, plan)
+    os.utime(file, (1, 1))
+    plans.save(tmp_path, dataclasses.replace(plan, sweep_id="cd" * 8))
+    assert plans.find(tmp_path, "").sweep_id == "cd" * 8
+    time.sleep(0.02)
+    plans.save(tmp_path, plan)
+    assert plans.find(tmp_path, "").sweep_id == plan.sweep_id
 
 
 @pytest.mark.parametrize("wanted", ["cd", "ab"])

@@ -40,6 +40,8 @@ SENTENCES = {
     "seed=1,2,3 max_cells=2": "max_cells=2: the sweep has 3 combinations",
     "seed=range(3,1)": "no cells",
     "seq_len=9223372036854775808": "seq_len=9223372036854775808: must fit into 64 bits",
+    "seed='9223372036854775808'": "seed=9223372036854775808: must be",
+    "inputs.score_scale=1e200": "inputs.score_scale=1e+200: must be at most 1e+150",
     "hydra/launcher=basic": "hydra/launcher: must be one of cells, devices, ray, slurm",
     "hydra.launcher._target_=os.system": "hydra.launcher._target_: unknown; known are hydra.launcher.executor, ",
     "hydra.sweeper._target_=os.system": "hydra.sweeper._target_=os.system: not allowed",

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import stat
 import threading
 import time
 from datetime import datetime
@@ -17,6 +18,7 @@ from bench.execution import device_locks
 from bench.execution.device_locks import hold_device, lock_folder, memory_share, needs_quiet, pin_to_free_cores
 from bench.execution.locks import holder
 from bench.plan.cell import Cell
+from bench.records.own import MARKER
 from bench.records.store import Store
 
 
@@ -166,3 +168,12 @@ def below(pid, depth):
     with contextlib.suppress(psutil.NoSuchProcess):  # whom the sweep asked something
         return children if depth == 1 else [each for child in children for each in child.children()]
     return []
+
+
+def test_every_user_may_measure_whatever_the_umask_of_the_first(own_slots):
+    before = os.umask(0o077)
+    try:
+        lock_folder()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((own_slots / MARKER).stat().st_mode) & 0o044 == 0o044, "others see whose it is"

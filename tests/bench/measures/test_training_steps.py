@@ -196,6 +196,9 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch):
     monkeypatch.delenv("MASTER_PORT")
     with pytest.raises(ConfigError, match="MASTER_PORT=: must be the port where"):
         require_joint([cell("train")], "cells")
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ConfigError, match="WORLD_SIZE='two': must be a number"):
+        require_joint([cell("train")], "cells")
 
 
 @pytest.mark.gpu

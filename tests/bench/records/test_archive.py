@@ -119,3 +119,14 @@ def test_what_is_no_record_or_lacks_its_samples_is_named_and_costs_no_other(resu
     assert main(["unpack", str(archive), "--results", str(tmp_path / "home")]) == 1
     out, err = capsys.readouterr()
     assert "2 records added, 3 skipped" in out and err.count("skipped, its samples: are not in the archive") == 2
+
+
+def test_a_record_whose_samples_were_lost_is_mended(results, tmp_path, capsys):
+    archive, home = tmp_path / "runs.tgz", tmp_path / "home"
+    pack(results, archive)
+    for said in ("4 records added", "2 records added, 2 were there"):
+        assert main(["unpack", str(archive), "--results", str(home)]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].endswith(said)
+        assert Store(home).load() == Store(results).load()
+        for path in Store(home).samples_dir.iterdir():
+            path.unlink()

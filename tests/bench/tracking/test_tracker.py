@@ -145,3 +145,12 @@ def test_an_address_that_no_store_can_have_is_refused(tmp_path):
             tracker(tmp_path, uri)
     for uri in ("http://h:80", "https://h/x", "sqlite:///{}/x.db", "file:///{}", "postgresql+psycopg2://h/x"):
         assert tracker(tmp_path, uri.format(tmp_path)).mirror is not None
+
+
+@pytest.mark.parametrize("name", ["plan?v2", "a%20b"])
+def test_a_folder_whose_name_would_end_or_change_a_database_s_address_is_refused(tmp_path, name):
+    """Else MLflow's tables are written into `plan`, or beside the folder."""
+    (tmp_path / "plan").write_text("somebody's")
+    with pytest.raises(ConfigError, match="MLflow's database cannot be at a path with"):
+        tracker(tmp_path / name, None)
+    assert (tmp_path / "plan").read_text() == "somebody's" and {path.name for path in tmp_path.iterdir()} == {"plan"}

@@ -150,3 +150,11 @@ def test_every_row_is_one_processs(size, count):
     rows = [list(range(count))[world.rows(count)] for world in worlds]
     assert list(chain(*rows)) == list(range(count))
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
+
+
+def test_a_test_whose_loss_is_no_number_ends_the_training_with_that_reason():
+    one = trainer()
+    with torch.no_grad():
+        next(one.model.parameters()).fill_(math.nan)
+    with pytest.raises(NonFiniteError, match="the loss of the test split is nan"):
+        one.evaluate("test", 4)
