@@ -120,8 +120,8 @@ def test_how_many_seeds_recall_64_pairs_after_more_steps_is_what_the_pages_say()
     )
     assert f"three of five seeds, {polynomial[1]:.0f} % and {polynomial[0]:.0f} % in the others" in training
     assert f"{sketch[-1]:.0f} % in one seed and {sketch[0]:.0f} to {sketch[-2]:.0f} % in four" in training
-    assert f"Performer {performer[0]:.0f} to {performer[-1]:.0f} % in three" in training
-    flash, local = found["flash"], found["local block_size=16"]
+    assert f"Performer {performer[0]:.0f} to {performer[-1]:.0f} % in four" in training
+    flash, local, identity = (found[name] for name in ("flash", "local block_size=16", "identity"))
     assert f"Softmax names all in four seeds and {flash[0]:.0f} % in the fifth" in training
-    assert (len(flash), len(local)) == (5, 4) and min(flash[1:]) > 99 and max(local) < 1
-    assert [len(found[name]) for name in ("performer", "linear", "polysketch_learned_r16")] == [3, 2, 1]
+    assert len(flash) == len(local) == len(identity) == 5 and min(flash[1:]) > 99 and max(local + identity) < 1
+    assert [len(found[name]) for name in ("performer", "linear", "polysketch_learned_r16")] == [4, 3, 1]
