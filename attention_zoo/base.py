@@ -375,9 +375,8 @@ class Attention(ImplementationChoice):
         if query.device.type not in self.info.devices:
             devices = ", ".join(self.info.devices)
             raise UnsupportedError(f"{self.info.name} does not run on {query.device.type}; it runs on {devices}")
-        # Powers of products overflow float16, under autocast too.
-        products = product_dtype(query) if self.weight_degree > 1 else query.dtype
-        for dtype, given in ((query.dtype, ""), (products, "autocast to ")):
+        # Powers, exponentials and sums over keys overflow float16 under autocast, too.
+        for dtype, given in ((query.dtype, ""), (product_dtype(query), "autocast to ")):
             if dtype not in self.info.dtypes:
                 dtypes = ", ".join(map(str, self.info.dtypes))
                 raise UnsupportedError(f"{self.info.name} does not take {given}{dtype}; it takes {dtypes}")

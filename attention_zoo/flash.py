@@ -43,7 +43,8 @@ class Choice(NamedTuple):
 class Flash(KernelSoftmax):
     """Softmax attention without the n x n matrix, by a fused kernel; `executed.backend` is its name.
 
-    With dropout a CPU has no fused kernel: PyTorch's `math` runs there, with the matrix in memory.
+    With dropout a CPU has no fused kernel: PyTorch's `math` runs there, with the matrix in memory. Causal attention
+    with padding gives the kernel a mask of `batch x n x n`.
 
     Args:
         backend: PyTorch's `flash`, `cudnn` or `efficient` kernel, the `flash_attn` package, or `auto`: the first of

@@ -49,6 +49,8 @@ class Performer(FeatureMapAttention):
         redraw_interval: forward passes in training mode that share a projection; None never redraws. Each projection
             follows from the seed and its number; a new one makes a decoding state useless, as `resample` does.
             Evaluation does not redraw. performer-pytorch waits one forward more from its second draw on.
+            With activation checkpoints each module must be called once for each backward pass: a pass that is computed
+            again has the projection of that moment. Under `torch.compile` the count is outside of the graph.
     """
 
     info = AttentionInfo(
@@ -106,11 +108,12 @@ class Performer(FeatureMapAttention):
         # Not in place: the backward pass of an earlier forward may still need the old projection.
         self.projection = draw(self.num_features, self.head_dim, generator).to(self.projection)
 
-    def _count_forward(self) -> None:
+    @torch.compiler.disable  # a compiler would compile each count anew
+    def _count_forward(self, redraw_interval: int) -> None:
         """In training mode, draw a new projection if it is due; a checkpoint that computes a pass again is no other."""
-        if self.redraw_interval is None or not self.training or in_a_backward_pass():
+        if in_a_backward_pass():
             return
-        number, shared_by = divmod(self._forwards, self.redraw_interval)
+        number, shared_by = divmod(self._forwards, redraw_interval)
         if number and not shared_by:
             self._redraw(number)
         self._forwards += 1
@@ -143,11 +146,13 @@ class Performer(FeatureMapAttention):
         return features * log_scale.exp()[..., None]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        self._count_forward()
+        if self.redraw_interval is not None and self.training:
+            self._count_forward(self.redraw_interval)
         return super()._attend(query, key, value, padding)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        self._count_forward()
+        if self.redraw_interval is not None and self.training:
+            self._count_forward(self.redraw_interval)
         return super()._fused(query, key, value, padding)
 
     def _fused_features(self, query: Tensor) -> Features:

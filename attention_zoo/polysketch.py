@@ -179,7 +179,7 @@ class Polysketch(FeatureMapAttention):
     The squared weights are never negative. Neither the n x n matrix nor the n x r^2 features are ever in memory: the
     causal form is block lower-triangular multiplication. The sketch's bias against exact polynomial attention has a
     closed form (tests). Weights are not rescaled: above degree 8, without a layer norm, `|q| |k|` of a few hundred
-    overflows float32.
+    overflows float32; above degree 16, random sketches and local weights do so with one, too.
 
     Args:
         sketch: `gaussian` (ICML, Algorithm 1), `learned` (Algorithm 2) or `srht` (v1; r and head_dim powers of two).

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attention_zoo.checks import check_float
@@ -9,6 +10,7 @@ from attention_zoo.dense import DenseAttention
 from attention_zoo.info import ALL_DTYPES, AttentionInfo
 from attention_zoo.ops.decoding.states import KeyValueCache
 from attention_zoo.ops.masking import masked_softmax, visible_keys
+from attention_zoo.ops.operators import product_dtype
 from attention_zoo.registry import register
 
 
@@ -39,8 +41,17 @@ class Softmax(DenseAttention):
         self.scale = self.head_dim**-0.5 if scale is None else check_float("scale", scale, above=0)
 
     def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
-        scores = (query * self.scale) @ key.transpose(-1, -2)
-        return masked_softmax(scores, visible)
+        dtype = product_dtype(query)
+        if dtype != torch.float16:
+            return masked_softmax((query * self.scale) @ key.transpose(-1, -2), visible)
+        # Scores may exceed float16's largest number; weights do not.
+        with torch.autocast(query.device.type, enabled=False):
+            scores = (query.float() * self.scale) @ key.float().transpose(-1, -2)
+            return masked_softmax(scores, visible).to(dtype)
+
+    def attend_visible(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+        """The output for queries that see any set of keys: `visible` is bool, `(batch, 1, queries, keys)`."""
+        return self._drop(self._weights(query, key, visible)) @ value
 
 
 class KernelSoftmax(Softmax):
@@ -67,6 +78,13 @@ class KernelSoftmax(Softmax):
             return self._kernel(query, key, value, None, self.causal)
         visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
         return self._masked(query, key, value, visible)
+
+    def attend_visible(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+        """As in `Softmax`, by the kernel, unless `impl=reference`."""
+        if self.impl == "reference":
+            return super().attend_visible(query, key, value, visible)
+        query, key, value = contiguous_heads(query, key, value)
+        return self._masked(query, key, value, visible)[0]
 
     def _masked(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> tuple[Tensor, str]:
         # The kernels return NaN for a row that sees nothing: let it see everything, then set it to zero.

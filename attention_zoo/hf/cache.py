@@ -16,6 +16,7 @@ from transformers.generation import GenerationMixin
 from attention_zoo.base import Attention
 from attention_zoo.hf.implementation import decodes_from_state
 from attention_zoo.hf.masks import MARK, key_padding, refuse_unless, visible_of
+from attention_zoo.info import UnsupportedError
 from attention_zoo.ops.decoding.states import State
 
 # The names of the cache in `generate`: transformers 5.24 renamed it.
@@ -91,6 +92,13 @@ class StateLayer(CacheLayerMixin):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """A mask covers all tokens seen, and starts at 0."""
         return self.get_seq_length() + query_length, 0
+
+    def crop(self, max_length: int) -> None:
+        """Refuse to forget the last tokens, as assisted generation asks."""
+        raise UnsupportedError(
+            "crop: a state cannot forget tokens; generate with use_cache=False, or without assistant_model and"
+            " prompt_lookup_num_tokens"
+        )
 
     def get_max_length(self) -> int:
         """-1: no limit."""

@@ -79,15 +79,12 @@ def attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask
     if mask is None:
         raise UnsupportedError(f"{numbers}: without a mask it is open which keys each of them sees")
     visible = mask[:, 0] if mask.ndim == 4 else mask[:, None] & mask.new_ones(queries, keys).tril(keys - queries)
-    # Every query becomes a batch item, and the keys that it may not see become padding; one query needs no copies.
+    if queries > 1:
+        return attention.attend_visible(query, key, value, visible[:, None])
+    # One query that does not see a key is as if that were padding.
     single = copy.copy(attention)
     single.causal = False
-    by_position = query.transpose(1, 2)
-    if queries > 1:
-        key, value = (tensor.repeat_interleave(queries, 0) for tensor in (key, value))
-    padding = None if visible.all() else ~visible.flatten(0, 1)
-    out = single(by_position.flatten(0, 1)[:, :, None], key, value, padding)
-    return out.reshape(by_position.shape).transpose(1, 2)
+    return single(query, key, value, None if visible.all() else ~visible[:, 0])
 
 
 def key_padding(mask: Tensor | None, causal: bool) -> Tensor | None:

@@ -388,3 +388,11 @@ def test_numbers_added_to_the_scores_are_refused_by_compiled_code_too():
     torch.testing.assert_close(whole(hidden), call("linear", layer, query, key, value, hidden))
     with pytest.raises(RuntimeError, match="attention_mask: adds numbers to the scores"):
         whole(hidden.clamp_min(-1.5))
+
+
+@pytest.mark.parametrize("name", ["linear", "polynomial"])
+def test_what_would_have_to_forget_tokens_is_refused(name):
+    model = tiny("llama", head="ForCausalLM")
+    hf.attach(model, name)
+    with pytest.raises(UnsupportedError, match="crop: a state cannot forget tokens"):
+        model.generate(torch.arange(6)[None] % 3 + 1, max_new_tokens=6, prompt_lookup_num_tokens=2, do_sample=False)

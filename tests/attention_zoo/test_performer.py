@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from small import H, assert_close, assert_moments, maker, padding_at, sized
+from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 from attention_zoo.ops.draws import orthogonal_features
@@ -212,3 +213,13 @@ def test_redraws_in_inference_mode_do_not_spoil_training():
         projections_of(attention, 2)
     attention.redraw_interval = None
     assert torch.autograd.grad(attention(*given).square().sum(), given)[0].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiler_compiles_it_once_however_often_it_draws():
+    attention, counter = make(redraw_interval=3).train(), CompileCounter()
+    plain = make(redraw_interval=3).train()
+    compiled, given = torch.compile(attention, backend=counter), qkv()
+    for _ in range(8):
+        assert_close(compiled(*given), plain(*given))
+    assert counter.frame_count <= 3

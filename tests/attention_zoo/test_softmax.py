@@ -41,3 +41,14 @@ def test_rows_that_see_nothing_are_zero_and_have_zero_gradients():
         assert_close(out[:, :, 3:], make(causal=True)(*(x[:, :, 3:] for x in given)))
         out.square().sum().backward()
     assert all(x.grad.isfinite().all() and (x.grad[:, :, :3] == 0).all() for x in given)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_scores_beyond_float16_are_right(autocast):
+    """Weights are between 0 and 1, whatever the scores; 400 squared is not a number in float16."""
+    query, key, value = (scale * x.half() for scale, x in zip((400, 400, 1), qkv(), strict=True))
+    expected = make()(query.double(), key.double(), value.double())
+    given = [x.float() if autocast else x for x in (query, key, value)]
+    with torch.autocast("cpu", dtype=torch.float16, enabled=autocast):
+        out = make(dtype=torch.float32 if autocast else torch.float16)(*given)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-3)

@@ -1,6 +1,8 @@
 """States for decoding token by token: a cache of keys and values, a window, and sums over keys of constant size."""
 
+import copy
 import functools
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,8 @@ class State:
         self.batch_size, self.device, self.dtype = batch_size, device, dtype
         self.length = 0
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def select(self, items: Tensor) -> None:
         """Keep these sequences of the batch, in this order; one may be kept several times: 1-d int64."""
         for name, part in vars(self).items():
@@ -38,6 +42,14 @@ class State:
                 by_item = part.unflatten(0, (self.batch_size, of_item)).index_select(0, items.to(part.device))
                 setattr(self, name, by_item.flatten(0, 1))
         self.batch_size = len(items)
+
+    @torch.inference_mode(False)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Outside inference mode, as `step` writes into the tensors.
+        made = self.__class__.__new__(self.__class__)
+        memo[id(self)] = made
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
 
     @property
     def num_bytes(self) -> int:
