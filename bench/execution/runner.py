@@ -135,7 +135,7 @@ class Runner:
                 self.store.write(record)
                 if record.status == "ok":
                     # Not before: a kill between training and the record costs what a kill in training costs.
-                    checkpoint.clear(self.store.root / "training" / cell.cell_id)
+                    checkpoint.clear(self.store.root / "training" / cell.cell_id[:16])
         if interrupted:
             raise KeyboardInterrupt
         return record

@@ -36,7 +36,7 @@ def test_checkpoints_are_removed_when_the_record_is_safe(tmp_path, monkeypatch, 
     record = next(one for one in everything() if one.status == "ok" and one.config["device"] == "cpu")
     store = Store(tmp_path / "runs")
     store.records_dir.mkdir(parents=True)
-    checkpoint = store.root / "training" / record.cell_id / "step-0000000007.pt"
+    checkpoint = store.root / "training" / record.cell_id[:16] / "step-0000000007.pt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.write_text("")
 
