@@ -111,13 +111,12 @@ class Difference:
         of_seeds = self.between_seeds / seeds
         error = np.sqrt(of_seeds + self.between_units)
         parts = [(seeds - 1, of_seeds), (self.units - 1, self.between_units)]
-        differs = (_critical(level / 2 / self._better_of, parts) + _critical(1 - POWER, parts)) * error < abs(
-            self.value
-        )
+        differs = _critical(level / 2 / self._better_of, parts) + _critical(1 - POWER, parts)
         # Either of the two one-sided tests may miss it.
         missed = _critical((1 - POWER) / 2, parts)
         equal = _critical(level / max(self.chosen_from), parts)
-        enough = seeds[differs | ((equal + missed) * error < MARGIN - abs(self.value))]
+        size = abs(self.value)
+        enough = seeds[(differs * error < size) | ((equal + missed) * error < MARGIN - size)]
         return int(enough[0]) if enough.size else None
 
 

@@ -108,9 +108,14 @@ class Performer(FeatureMapAttention):
         # Not in place: the backward pass of an earlier forward may still need the old projection.
         self.projection = draw(self.num_features, self.head_dim, generator).to(self.projection)
 
+    def _redraw_if_due(self) -> None:
+        """In training mode, draw a new projection if it is due."""
+        if self.redraw_interval is not None and self.training:
+            self._count_forward(self.redraw_interval)
+
     @torch.compiler.disable  # a compiler would compile each count anew
     def _count_forward(self, redraw_interval: int) -> None:
-        """In training mode, draw a new projection if it is due; a checkpoint that computes a pass again is no other."""
+        """Count a pass, and redraw in time; a checkpoint that computes a pass again is no other."""
         if in_a_backward_pass():
             return
         number, shared_by = divmod(self._forwards, redraw_interval)
@@ -146,13 +151,11 @@ class Performer(FeatureMapAttention):
         return features * log_scale.exp()[..., None]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        if self.redraw_interval is not None and self.training:
-            self._count_forward(self.redraw_interval)
+        self._redraw_if_due()
         return super()._attend(query, key, value, padding)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        if self.redraw_interval is not None and self.training:
-            self._count_forward(self.redraw_interval)
+        self._redraw_if_due()
         return super()._fused(query, key, value, padding)
 
     def _fused_features(self, query: Tensor) -> Features:

@@ -57,9 +57,9 @@ class State:
             _running(store, plan.cells, self.titles)
         )  # before the records: a cell that ends now is not waiting
         records = store.of_cells(cell.cell_id for cell in plan.cells)
-        begun = plans.measured_before(store.root, plan.sweep_id) if plan.settings.get("rerun") == "all" else None
-        before = begun or set()
-        standing = latest(one for one in records if one.record_id not in before and one.status != "interrupted")
+        before = plans.measured_before(store.root, plan.sweep_id) if plan.settings.get("rerun") == "all" else None
+        newest = latest(record for record in records if record.record_id not in (before or ()))
+        standing = {cell_id: record for cell_id, record in newest.items() if record.status != "interrupted"}
         busy = {running.cell.cell_id for running in self.running}
         idle = [cell for cell in plan.cells if cell.cell_id not in busy]
         self.waiting = [cell for cell in idle if cell.cell_id not in standing]

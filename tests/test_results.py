@@ -136,19 +136,15 @@ def test_which_rates_count_and_which_verdicts_they_change_is_what_docs_training_
         ("language_modelling", 1024): {"linear"},
         ("retrieval", 256): {"flash", "convolution"},
     }
-    found = [rows.assign(chosen_from=1) for _, rows in panels(data)]
-    tables = [
-        [one for rows in each for one in comparisons(rows, (rows["kind"].iloc[0], rows["seq_len"].iloc[0]))]
-        for each in ([rows for _, rows in panels(data)], found)
-    ]
-    both = list(zip(*tables, strict=True))
-    differ = [(one["attention"], one["against"]) for one, other in both if one["verdict"] != other["verdict"]]
-    assert differ == [("performer", "local_sliding block_size=16"), ("linear", "flash")]
-    ps = [f"{one['p (Holm)']:.3f}" for pair in both for one in pair if (one["attention"], one["against"]) in differ]
-    assert (
-        "corrected p = {1} in place of {0}; ".format(*ps) in page
-        and "than softmax ({3} in place of {2})".format(*ps) in page
+    with_it, without = (
+        [one for key, rows in panels(each) for one in comparisons(rows, key)]
+        for each in (data, data.assign(chosen_from=1))
     )
+    changed = [pair for pair in zip(with_it, without, strict=True) if pair[0]["verdict"] != pair[1]["verdict"]]
+    names = [(one["attention"], one["against"]) for one, _ in changed]
+    assert names == [("performer", "local_sliding block_size=16"), ("linear", "flash")]
+    (one, other), (more, less) = ([f"{row['p (Holm)']:.3f}" for row in pair] for pair in changed)
+    assert f"corrected p = {other} in place of {one}; " in page and f"than softmax ({less} in place of {more})" in page
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -17,7 +17,7 @@ from bench.common.errors import ConfigError, one_line
 from bench.common.schema import DTYPES, checked, described, setting
 from bench.inputs import SOURCES, source
 from bench.plan import executors
-from bench.plan.data import is_data, leaves, require_data
+from bench.plan.data import LARGEST_INTEGER, is_data, leaves, require_data
 from bench.training import settings as training
 
 YEAR_S = 365 * 86400
@@ -63,7 +63,7 @@ class Config:
         "implementation: auto (fused if it supports the input), reference (readable code) or fused (fast code)",
         choices=("auto", "reference", "fused"),
     )
-    seed: int = setting(0, "random seed", minimum=0, maximum=2**63 - 1)
+    seed: int = setting(0, "random seed", minimum=0, maximum=LARGEST_INTEGER)
     repeats: int = setting(
         10, "samples of a latency, rounds of a comparison, or random draws of an error", minimum=1, maximum=1_000_000
     )

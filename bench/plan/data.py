@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from bench.common.errors import ConfigError, is_secret, without_credentials
+from bench.records.store import LARGEST_NUMBER
 
-LARGEST = 2**63 - 1
-LARGEST_NUMBER = 1e150  # that a record can hold (bench.records.store)
+LARGEST_INTEGER = 2**63 - 1
 
 
 def shown(value: Any) -> str:
@@ -28,7 +28,7 @@ def require_data(values: Mapping[str, Any]) -> None:
         why = None
         if isinstance(value, bytes):
             why = "must not be bytes"
-        elif isinstance(value, int) and abs(value) > LARGEST:
+        elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             why = "must fit into 64 bits"
         elif isinstance(value, float) and LARGEST_NUMBER < abs(value) < math.inf:
             why = f"must be at most {LARGEST_NUMBER:g}"

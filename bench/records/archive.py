@@ -139,18 +139,22 @@ def _merge_record(source: Path, records: Store, name: str, store: Store) -> str:
         records.decode(name)
         store.copy(records, name)
         return ADDED
-    data = records.read_record(name)
+    if not _holds(store, name, records.read_record(name)):
+        say(f"conflict: {bounded(f'{source}: {name}')}: differs from {path}, which stays")
+        return CONFLICT
     with suppress(RecordError):
-        if read_file(path) == data:
-            try:
-                store.decode(name)
-            except RecordError:  # its samples were lost
-                records.decode(name)
-                store.copy(records, name)
-                return ADDED
-            return THERE
-    say(f"conflict: {bounded(f'{source}: {name}')}: differs from {path}, which stays")
-    return CONFLICT
+        store.decode(name)
+        return THERE
+    records.decode(name)  # the samples were lost here
+    store.copy(records, name)
+    return ADDED
+
+
+def _holds(store: Store, name: str, data: bytes) -> bool:
+    try:
+        return store.read_record(name) == data
+    except RecordError:
+        return False
 
 
 def _open(source: Path, into: Path) -> Store:

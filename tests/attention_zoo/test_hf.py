@@ -8,12 +8,13 @@ import pytest
 import torch
 import transformers
 from hf_models import HEAD_DIM, HEADS, LAYERS, LENGTH, assert_same, batch_of, output, swapped, tiny, tokens
-from small import maker, sized
+from small import LargestTensor, maker, sized
 from torch import nn
 from zoo_cases import NAMES, takes_causal
 
 import attention_zoo
 from attention_zoo import UnsupportedError, hf
+from attention_zoo.hf.masks import attend
 
 draw = sized(LENGTH, heads=HEADS, h=HEAD_DIM)
 performer = maker("performer", head_dim=HEAD_DIM, num_heads=HEADS, causal=True)
@@ -396,3 +397,18 @@ def test_what_would_have_to_forget_tokens_is_refused(name):
     hf.attach(model, name)
     with pytest.raises(UnsupportedError, match="crop: a state cannot forget tokens"):
         model.generate(torch.arange(6)[None] % 3 + 1, max_new_tokens=6, prompt_lookup_num_tokens=2, do_sample=False)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("name", ["softmax", "flash"])
+def test_going_on_from_cached_keys_copies_no_keys_for_each_query(name, impl):
+    """The last 40 queries see all 100 keys up to their own; a mask of so many by so many is the largest tensor."""
+    queries, keys, width = 40, 100, 64
+    attention = maker(name, head_dim=width, num_heads=HEADS, causal=True, impl=impl)()
+    query, key, value = sized(keys, heads=HEADS, h=width)()
+    whole, visible = attention(query, key, value)[:, :, -queries:], torch.ones(queries, keys, dtype=torch.bool)
+    mask = visible.tril(keys - queries).expand(2, 1, queries, keys)
+    with LargestTensor() as largest:
+        out = attend(attention, query[:, :, -queries:], key, value, mask)
+    torch.testing.assert_close(out, whole)
+    assert largest.entries <= max(key.numel(), 2 * HEADS * queries * keys)

@@ -50,6 +50,16 @@ def test_an_interrupted_cell_waits(tmp_path, capsys):
     assert code == status.UNFINISHED and "1 done (1 ok), 0 failed, 0 running, 1 waiting" in told.out
 
 
+def test_a_failed_cell_that_is_interrupted_when_it_is_tried_again_waits(tmp_path, capsys):
+    plan = planned(tmp_path, ["crash"])
+    (crash,) = Store(tmp_path).load()
+    later = {"record_id": "f" * 32, "attempt": 2, "ended": "9" + crash.ended[1:]}
+    Store(tmp_path).write(dataclasses.replace(crash, status="interrupted", **later))
+    assert len(Store(tmp_path).of_cell(plan.cells[0].cell_id)) == 2
+    code, told = ask(capsys, tmp_path)
+    assert code == status.UNFINISHED and "0 failed, 0 running, 1 waiting" in told.out
+
+
 def test_what_is_measured_again_waits_until_it_is(tmp_path, capsys):
     plan = planned(tmp_path, ["ok", "crash", "ok"])
     older = plans.older(tmp_path, plan.sweep_id)

@@ -130,3 +130,11 @@ def test_a_record_whose_samples_were_lost_is_mended(results, tmp_path, capsys):
         assert Store(home).load() == Store(results).load()
         for path in Store(home).samples_dir.iterdir():
             path.unlink()
+    # Where the source has lost them, too, there is no conflict: it is a record that cannot be read.
+    assert main(["unpack", str(archive), "--results", str(home)]) == 0
+    for folder in (results, home):
+        for path in Store(folder).samples_dir.iterdir():
+            path.unlink()
+    capsys.readouterr()
+    assert merge([results], home) == {"records added": 0, "were there": 2, "in conflict": 0, "skipped": 2}
+    assert "conflict" not in capsys.readouterr().err
