@@ -110,10 +110,15 @@ class Performer(FeatureMapAttention):
 
     def _redraw_if_due(self) -> None:
         """In training mode, draw a new projection if it is due."""
-        if self.redraw_interval is not None and self.training:
+        if self.redraw_interval is None or not self.training:
+            return
+        if torch.compiler.is_compiling():
+            from attention_zoo.ops import uncompiled
+
+            uncompiled.call(self._count_forward, self.redraw_interval)
+        else:
             self._count_forward(self.redraw_interval)
 
-    @torch.compiler.disable  # a compiler would compile each count anew
     def _count_forward(self, redraw_interval: int) -> None:
         """Count a pass, and redraw in time; a checkpoint that computes a pass again is no other."""
         if in_a_backward_pass():

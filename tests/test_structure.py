@@ -38,8 +38,9 @@ ROOMS = {
 }
 
 
-# They would load torch or MLflow before the first line of output, or look at what stands above them.
+# They would load torch, its compiler or MLflow before they are needed, or look at what stands above them.
 INSIDE_FUNCTIONS = {
+    "attention_zoo.performer": {"attention_zoo.ops"},
     "analysis": {"analysis", "analysis.registry"},
     "bench": {"bench.api"},
     "bench.__main__": {"bench.cli", "bench.common.errors"},

@@ -77,10 +77,10 @@ def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch)
             (
                 "attention_zoo",
                 "torch",
-                ("bench", "analysis", "hydra", "omegaconf", "mlflow", "pandas", "matplotlib", "transformers"),
+                ("torch._dynamo", "bench", "analysis", "hydra", "mlflow", "pandas", "matplotlib", "transformers"),
             ),
             ("bench.execution.child", "bench.measures.context", ("bench.plan.co", "bench.plan.cell", "hydra")),
-            ("bench.execution.sweep", "torch", ("bench.tracking.mirror", "mlflow", "analysis", "matplotlib")),
+            ("bench.execution.sweep", "torch", ("torch._dynamo", "mlflow", "analysis", "matplotlib")),
         ],
     ],
     ids=("analysis", "bench", "torch"),
