@@ -18,7 +18,7 @@ from bench.plan.load import Loader, explained
 from bench.records import plans
 from bench.records.record import FAILED, Record
 from bench.records.table import crossovers, table
-from bench.tracking.tracker import Tracker
+from bench.tracking.tracker import Tracker, require_usable
 
 __all__ = ["exit_code", "launch", "planned", "print_table", "run", "say_figures"]
 
@@ -47,6 +47,7 @@ def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda recor
         print(said)
         if refused:
             raise refused
+        require_usable(sweep.settings)
         return []
     if follows():
         return run_sweep(sweep)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.errors import ConfigError, bounded
+from bench.execution import executors, ranks
 from bench.execution.precheck import check_cells
 from bench.execution.sweep import Sweep, attempts_of, pending, to_make
 from bench.plan.cell import Cell
@@ -36,6 +37,8 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError
     store, refused = Results(sweep.settings.results_dir), None
     cells, _ = pending(store, sweep, attempts_of(store, sweep))
     try:
+        ranks.require_joint(cells, sweep.executor.name)
+        executors.require_usable(sweep.executor, cells)
         cells = check_cells(cells, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
         own.check(store.root, own.RESULTS, "results_dir")
     except ConfigError as error:

@@ -114,9 +114,6 @@ def content_id(config: dict[str, Any], sources: tuple[Source, ...], resources: R
         "machine": measuring_identity(config["device"], resources),
         "inputs": _identity(json.dumps(config["inputs"])) if "task" not in config else {},
     }
-    # Not as an empty key: the ids of older records would change.
-    files = _own_files(json.dumps(config["task"])) if "task" in config else {}
-    content |= {"files": files} if files else {}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -130,6 +127,8 @@ def clear_caches() -> None:
 def _cell(config: dict[str, Any], timeout: float, resources: Resources) -> Cell:
     try:
         sources = _sources(config)
+        files = _own_files(json.dumps(config["task"])) if "task" in config else {}
+        config |= {"files": files} if files else {}  # figures compare no trainings on different contents
         return Cell(config, content_id(config, sources, resources), timeout, sources=sources)
     except ValueError as error:  # a file or model that the inputs come from is missing
         raise ConfigError(one_line(error)) from None

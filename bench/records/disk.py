@@ -40,10 +40,7 @@ def replacing(path: Path) -> Iterator[BufferedRandom]:
     require_file(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "x+b") as file:
-            # The lock tells a sweep that removes leftovers that this file is in use.
-            with contextlib.suppress(OSError):
-                lock(file.fileno(), exclusively=True)
+        with _created(temporary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -54,6 +51,17 @@ def replacing(path: Path) -> Iterator[BufferedRandom]:
         if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # from a download
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+def _created(path: Path) -> BufferedRandom:
+    """A new file. Its lock tells a sweep that removes leftovers that it is in use; one that came before it is undone."""
+    while True:
+        file = open(path, "x+b")
+        with contextlib.suppress(OSError):
+            lock(file.fileno(), exclusively=True)
+        if path.exists():
+            return file
+        file.close()
 
 
 def unfinished(folder: Path, form: re.Pattern[str]) -> Iterator[Path]:

@@ -44,10 +44,7 @@ SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "d
 
 
 class Tracker:
-    """Mirrors each record as it comes, and the sweep as a whole at its end.
-
-    Raises ConfigError if MLflow is wanted but not installed, or cannot write to the address that is set.
-    """
+    """Mirrors each record as it comes, and the sweep as a whole at its end; raises as `require_usable` does."""
 
     def __init__(self, settings: Config) -> None:
         self.mirror: Mirror | None = None
@@ -58,12 +55,8 @@ class Tracker:
         self._live: dict[str, tuple[Mapping[str, Any], Mapping[str, Point]]] = {}
         if settings.tracking["name"] == "none":
             return
-        if importlib.util.find_spec("mlflow") is None:
-            allowed = "install attention-zoo[tracking] or use tracking=none"
-            raise ConfigError(f"tracking='mlflow': mlflow is not installed; {allowed}")
+        require_usable(settings)
         experiment, uri = settings.tracking["experiment"], settings.tracking["uri"]
-        if uri is not None:
-            _require_store(uri)
         self._window = LOCAL_WINDOW_S if uri is None or uri.startswith(LOCAL) else SERVER_WINDOW_S
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
@@ -134,6 +127,17 @@ class Tracker:
             self._background.drop()
             what = without_credentials(one_line(error))
             say(f"warning: {what}; the records are safe, the same command mirrors them")
+
+
+def require_usable(settings: Config) -> None:
+    """Raise `ConfigError` if MLflow is wanted but not installed, or cannot write to the address that is set."""
+    if settings.tracking["name"] == "none":
+        return
+    if importlib.util.find_spec("mlflow") is None:
+        allowed = "install attention-zoo[tracking] or use tracking=none"
+        raise ConfigError(f"tracking='mlflow': mlflow is not installed; {allowed}")
+    if (uri := settings.tracking["uri"]) is not None:
+        _require_store(uri)
 
 
 def _require_store(uri: str) -> None:

@@ -118,6 +118,22 @@ def test_a_dry_run_prices_what_cannot_start_here_and_says_why(tmp_path, capsys, 
     assert "6 cells, 0 done already, 6 to measure" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
+MISSING = {
+    "hydra/launcher=slurm": "there is no sbatch here",
+    "tracking.uri=gopher://here": "must start with one of",
+}
+
+
+@pytest.mark.parametrize("override", MISSING)
+def test_a_dry_run_says_what_the_sweep_would_miss_here(tmp_path, capsys, monkeypatch, override):
+    monkeypatch.setattr("shutil.which", lambda tool: None)
+    monkeypatch.setattr(api, "dry_run", partial(dry_run, published=NOWHERE))
+    folder = tmp_path / "runs"
+    with pytest.raises(ConfigError, match=MISSING[override]):
+        api.run([*SIZES, "tracking=mlflow", override, "seq_len=32", "dry_run=true", f"results_dir={folder}"])
+    assert "0 done already" in capsys.readouterr().out and not folder.exists()
+
+
 @pytest.mark.commands
 def test_a_log_has_lines_only_and_the_last_one_draws_the_sweep(tmp_path):
     overrides = ["attention=flash,v_mean", f"results_dir={tmp_path}", "tracking=none", *TINY]

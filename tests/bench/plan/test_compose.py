@@ -42,13 +42,16 @@ def test_a_training_on_a_file_is_another_one_after_the_file_changed(tmp_path):
     (folder / "metadata").mkdir(parents=True)
     language = ("task=language_modelling", "model=transformer_tiny", "seq_len=16", f"task.text={text}")
     images = ("task=pathfinder", "model=classifier", f"task.data={folder}", "seq_len=1024")
-    found = []
+    found, told = [], []
     for content in ("first", "other"):
         text.write_text(content)
         (folder / "metadata" / "1.npy").write_text(content)
         clear_caches()
         found.append([ids("bench=train", *asked) for asked in (language, images)])
+        told.append([made("bench=train", *asked)[0].config["files"] for asked in (language, images)])
     assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
+    assert told[0][0] != told[1][0] and told[0][1] != told[1][1]  # so figures do not compare them either
+    assert "files" not in made("bench=train", "task=reversal", "model=encoder", "causal=false")[0].config
     assert settings({"name": "language_modelling"}).own_files() == {}
     assert settings({"name": "pathfinder"}).own_files() == {}
 

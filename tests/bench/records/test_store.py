@@ -180,6 +180,21 @@ def test_a_write_that_fails_leaves_what_was_there_and_no_unfinished_file(tmp_pat
     assert names(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"before"
 
 
+def test_a_file_that_is_cleared_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    """A starting sweep takes a file without a lock for a leftover."""
+    asked = []
+
+    def cleared_first(descriptor, *, exclusively):
+        if not asked:
+            (only,) = tmp_path.iterdir()
+            only.unlink()
+        asked.append(exclusively)
+
+    monkeypatch.setattr(disk, "lock", cleared_first)
+    write_atomically(tmp_path / "file", b"whole")
+    assert asked == [True, True] and (tmp_path / "file").read_bytes() == b"whole"
+
+
 def a_store_with_leftovers(folder):
     results = Store(folder)
     whole = results.write(FINE).name
