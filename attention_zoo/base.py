@@ -393,6 +393,7 @@ class Attention(ImplementationChoice):
             shape = (key.shape[0], key.shape[2])
             require("key_padding_mask.dtype", padding.dtype, padding.dtype == torch.bool, "torch.bool")
             require("key_padding_mask.shape", tuple(padding.shape), tuple(padding.shape) == shape, f"{shape}")
+            require("key_padding_mask.device", padding.device, padding.device == key.device, f"key's {key.device}")
 
     def _check_decodes(self) -> None:
         if not self.info.decode:

@@ -1,4 +1,4 @@
-"""What `torch.compile` leaves to Python. Only compiled code imports this: the decorator loads the compiler, a second."""
+"""What `torch.compile` leaves to Python. Only compiled code imports it: the decorator loads the compiler."""
 
 from collections.abc import Callable
 from typing import Any

@@ -54,9 +54,9 @@ def replacing(path: Path) -> Iterator[BufferedRandom]:
 
 
 def _created(path: Path) -> BufferedRandom:
-    """A new file. Its lock tells a sweep that removes leftovers that it is in use; one that came before it is undone."""
+    """A new file; its lock tells a sweep that removes leftovers that it is used. Removed before, it is made again."""
     while True:
-        file = open(path, "x+b")
+        file = open(path, "x+b")  # noqa: SIM115
         with contextlib.suppress(OSError):
             lock(file.fileno(), exclusively=True)
         if path.exists():

@@ -92,6 +92,8 @@ def test_bad_masks_are_refused(name):
         attention(*given, padding_mask()[:, 1:])
     with pytest.raises(ValueError, match=r"^key_padding_mask\.dtype="):
         attention(*given, padding_mask().float())
+    with pytest.raises(ValueError, match=r"^key_padding_mask\.device=device\(type='meta'\): must be key's cpu$"):
+        attention(*given, padding_mask().to("meta"))
 
 
 @every_name
