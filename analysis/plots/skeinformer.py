@@ -26,7 +26,7 @@ STRIP = 0.45
 _ONE_SCALE = "All panels have the same logarithmic scale: equal heights are equal ratios."
 _TWO_SCALES = (
     "All panels have the same logarithmic scale below the break of the axis, and the same above it: equal heights are "
-    "equal ratios. Above the break: what lies far above the others, by a factor of ten in one row or more."
+    "equal ratios. Above the break: what lies far above the others of its row, by a factor of ten."
 )
 
 
@@ -53,25 +53,28 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     properties = style.of_series(data)
     for name in set(properties) - set(data.loc[data["features"].notna(), "series"]):
         properties[name]["marker"] = None
-    far = set().union(*(_far(rows) for _, rows in measured.groupby("kind")))
+    far = {kind: _far(measured[measured["kind"] == kind]) for kind in kinds}
     sizes = sorted(set(data["features"].dropna().astype(int))) or [1]
     whole = layout.height(HEIGHT, layout.beside(len(lengths)))
-    heights = [whole * STRIP, whole] if far else [whole]
-    figure, axes = layout.panels(len(heights) * len(kinds), len(lengths), share_y=False, heights=heights * len(kinds))
-    for i, kind in enumerate(kinds):
+    heights = [height for kind in kinds for height in ([whole * STRIP, whole] if far[kind] else [whole])]
+    figure, axes = layout.panels(len(heights), len(lengths), share_y=False, heights=heights)
+    upper: list[Axes] = []
+    lower: list[Axes] = []
+    rows = iter(axes)
+    for kind in kinds:
+        of_kind = np.stack([next(rows), next(rows)] if far[kind] else [next(rows)])
+        of_kind[-1, 0].set_ylabel(LABELS[metric])
+        lower += [*of_kind[-1]]
+        upper += [*of_kind[:-1].flat]
         for j, length in enumerate(lengths):
             panel = data[(data["kind"] == kind) & (data["seq_len"] == length)]
-            of_panel = axes[len(heights) * i : len(heights) * (i + 1), j]
-            _draw(of_panel, panel, f"{kind}, n = {length}", sizes, properties, far)
-    for axis in axes[len(heights) - 1 :: len(heights), 0]:
-        axis.set_ylabel(LABELS[metric])
-    _same_scale(axes[len(heights) - 1 :: len(heights)].flat)
-    if far:
-        _same_scale(axes[:: len(heights)].flat)
+            _draw(of_kind[:, j], panel, f"{kind}, n = {length}", sizes, properties, far[kind])
+    _same_scale(lower)
+    _same_scale(upper)
     text = [
         f"Approximations of softmax attention: mean {intervals.over(measured)}, of each over its heads and draws. "
         f"Bars: {intervals.bars(measured)}. A mechanism without a size d is a horizontal line.",
-        _TWO_SCALES if far else _ONE_SCALE,
+        _TWO_SCALES if upper else _ONE_SCALE,
         captions.conditions(data),
         *notes,
     ]

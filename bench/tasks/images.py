@@ -121,10 +121,16 @@ def _digit(side: int, draws: Draws, split: str) -> Drawn:
 
 @functools.cache
 def _digits() -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The digits of each split, `(count, 8, 8)` of 0..16, and their classes."""
+    """The digits of each split, `(count, 8, 8)` of 0..16, and their classes.
+
+    Every tenth of each class is held out: the file repeats 0 to 9 in order, so every tenth of all would be of few classes.
+    """
     found = package("sklearn.datasets", f"task.data={DIGITS}", "-e '.[lra]'").load_digits()
-    split = np.array([HELD_OUT.get(number % 10, "train") for number in range(len(found.target))])
     images, labels = found.images.astype(np.int64), found.target.astype(np.int64)
+    split = np.empty(len(labels), dtype=object)
+    for label in np.unique(labels):
+        of_label = np.flatnonzero(labels == label)
+        split[of_label] = [HELD_OUT.get(number % 10, "train") for number in range(len(of_label))]
     return {name: (images[split == name], labels[split == name]) for name in SPLITS}
 
 

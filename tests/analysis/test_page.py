@@ -175,6 +175,24 @@ def test_a_series_far_above_the_others_leaves_the_axis_to_them(rng):
     assert drawn.loc[drawn["series"] == "linformer", "y"].min() > 10 * others["y"].max(), "its numbers are not lost"
 
 
+def test_what_lies_above_a_break_is_above_all_else_of_its_row(rng):
+    """A series far above the others of one row is drawn among those of another row that reach as high there."""
+    kinds, sizes = ("initialised", "pretrained"), (16, 64)
+    labels = {kind: ("skeinformer", "informer", "linformer") for kind in kinds}
+    labels["pretrained"] += ("performer",)
+    data = tidy(spectral(label, 1024, d, rng, kind) for kind in kinds for label in labels[kind] for d in sizes)
+    high = data["attention"].isin(("linformer", "performer"))
+    of_pretrained = data["weights"] == "pretrained"
+    data.loc[high, ["value", "low", "high"]] *= 1e4
+    data.loc[of_pretrained & ~high, ["value", "low", "high"]] *= 2e3
+    upper, initialised, pretrained = skeinformer.figure1(data).axes
+    assert (upper.get_label(), initialised.get_label()) == ("initialised, n = 1024",) * 2
+    assert pretrained.get_label() == "pretrained, n = 1024" and pretrained.get_title() == pretrained.get_label()
+    low, above = pretrained.get_ylim()
+    drawn = data[of_pretrained & (data["metric"] == "absolute")]
+    assert low < drawn["low"].min() and drawn["high"].max() < above
+
+
 def test_errors_have_one_logarithmic_scale_in_all_panels(rng):
     """Equal heights are equal ratios, of initialised and of pretrained weights."""
     cells = [spectral(label, n, d, rng, weights) for label in ("skeinformer", "informer") for d in (16, 64)
