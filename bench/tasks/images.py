@@ -123,7 +123,7 @@ def _digit(side: int, draws: Draws, split: str) -> Drawn:
 def _digits() -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """The digits of each split, `(count, 8, 8)` of 0..16, and their classes.
 
-    Every tenth of each class is held out: the file repeats 0 to 9 in order, so every tenth of all would be of few classes.
+    Every tenth of a class is held out: the file repeats 0 to 9 in order, so every tenth of all would be of few classes.
     """
     found = package("sklearn.datasets", f"task.data={DIGITS}", "-e '.[lra]'").load_digits()
     images, labels = found.images.astype(np.int64), found.target.astype(np.int64)

@@ -76,7 +76,7 @@ def test_images_are_read_from_a_folder_of_files(opened, tmp_path):
 
 
 def test_every_split_of_the_digits_has_every_class_alike_often():
-    """The file repeats 0 to 9 in order: every tenth digit would be of few classes, and guessing one of them worth much."""
+    """The file repeats 0 to 9 in order: every tenth digit would be of few classes, and one guess worth much."""
     for digits, labels in images._digits().values():
         shares = np.bincount(labels, minlength=10) / len(digits)
         assert 0.09 < shares.min() <= shares.max() < 0.11
