@@ -78,13 +78,13 @@ class Diagnosis:
 def error_rates(rows: pd.DataFrame) -> dict[str, Losses]:
     """For classification: error rates per unit, in the form of `losses`.
 
-    Every series has the same number of units; a unit without examples gets the run's mean error rate.
+    Every series has the same number of units; a unit without examples has NaN.
     """
     found = losses(rows, ACCURACY)
     units = max((len(each) for of in found.values() for each in of.values()), default=0)
 
     def wrong(right: Array) -> Array:
-        return np.pad(1 - right, (0, units - len(right)), constant_values=1 - right.mean())
+        return np.pad(1 - right, (0, units - len(right)), constant_values=np.nan)
 
     return {
         name: Losses({seed: wrong(right) for seed, right in of.items()}, of.chosen_from) for name, of in found.items()
@@ -130,8 +130,17 @@ def compared(first: Losses, second: Losses) -> Difference | None:
     seeds = sorted(seed for seed in first.keys() & second.keys() if len(first[seed]) == len(second[seed]) == count)
     if len(seeds) < 2 or count < 2:
         return None
-    one, other = (np.stack([of[seed] for seed in seeds]) for of in (first, second))
-    return difference(one, other, (first.chosen_from, second.chosen_from))
+    differences = of_tested_units([first[seed] - second[seed] for seed in seeds])
+    if differences.shape[1] < 2:
+        return None
+    return difference(differences, np.zeros_like(differences), (first.chosen_from, second.chosen_from))
+
+
+def of_tested_units(by_seed: Collection[Array]) -> Array:
+    """`(seeds, units)` without units of which no seed tested an example; where one seed did not, it has its mean."""
+    values = np.stack(tuple(by_seed))
+    values = values[:, ~np.isnan(values).all(0)]
+    return np.where(np.isnan(values), np.nanmean(values, 1, keepdims=True), values)
 
 
 def diagnose(rows: pd.DataFrame) -> Diagnosis:
@@ -183,7 +192,7 @@ def best_of(names: Collection[str], best: str, by_series: Mapping[str, Losses]) 
 
 def mean(by_seed: Mapping[int, Array]) -> float:
     """The mean over seeds and units."""
-    return float(np.mean([of.mean() for of in by_seed.values()]))
+    return float(np.mean([np.nanmean(of) for of in by_seed.values()]))
 
 
 def _right(errors: Losses) -> str:

@@ -93,7 +93,7 @@ def _papers() -> pd.DataFrame:
 
 def mean_error(by_seed: Losses) -> Difference:
     """The mean over seeds and groups of examples; with one seed (or group) it has no interval."""
-    values = np.stack([by_seed[seed] for seed in sorted(by_seed)])
+    values = controls.of_tested_units([by_seed[seed] for seed in sorted(by_seed)])
     if min(values.shape) > 1:
         return difference(values, np.zeros_like(values), (by_seed.chosen_from, 1))
     return Difference(float(values.mean()), np.nan, ((1, np.nan),), np.nan, np.nan, len(values), values.shape[1])

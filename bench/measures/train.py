@@ -1,6 +1,7 @@
 """Training a model on a task: its curve, and what it can in the end."""
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,7 +136,9 @@ class Train(Benchmark):
         yield Metric("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
         yield from _by_unit("loss", test)
         if "accuracy_by_unit" in test:
-            yield mean("accuracy", test["accuracy_by_unit"], name="accuracy.test", over=GROUPS, shown=("%", 100.0))
+            right = np.array(test["accuracy_by_unit"], dtype=float)  # NaN where a unit has no example
+            shown: dict[str, Any] = {"name": "accuracy.test", "over": GROUPS, "shown": ("%", 100.0)}
+            yield dataclasses.replace(mean("accuracy", right[~np.isnan(right)], **shown), raw=right)
         if measurements.get("state_bytes") is not None:
             yield Metric("state_bytes", measurements["state_bytes"], "bytes", shown=None)
         for kind, part in test.get("parts", {}).items():

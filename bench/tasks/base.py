@@ -85,7 +85,7 @@ class Task:
 
         Here examples are independent; they are dealt out to so many units that intervals over these are Student's.
         """
-        return [index % UNITS for index in indices]
+        return [place % UNITS for place in range(len(indices))]
 
     def baselines(self) -> dict[str, float]:
         """Losses on the test split that a model has to beat, nats per answer, by the name of what has them."""

@@ -143,10 +143,11 @@ class Windows(Task):
     def units(self, split: str, indices: Sequence[int]) -> list[int]:
         """The document that the middle of a window is of: what is within one document is alike.
 
-        A text without documents has `UNITS` equal stretches instead.
+        A text without documents has `UNITS` equal stretches instead, or as many as windows if these are fewer.
         """
+        count = len(indices)
         if len(self.ends[split]) == 0:
-            return [index * UNITS // (self.size(split) or 1) for index in indices]
+            return [place * min(UNITS, count) // count for place in range(count)]
         middles = [index * self.seq_len + self.seq_len // 2 for index in indices]
         return [int(unit) for unit in np.searchsorted(self.ends[split], middles, side="right")]
 

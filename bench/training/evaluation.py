@@ -39,18 +39,19 @@ def pieces(
     return list(zip(*tensors, strict=True))
 
 
-def linearised(sums: Sequence[float], counts: Sequence[int]) -> list[float]:
+def linearised(sums: Sequence[float], counts: Sequence[int]) -> list[float | None]:
     """Each unit's contribution to the mean over all answers; their mean is that mean, whatever the units' sizes.
 
     This is the linear part of a ratio of two sums over units (Cochran 1977, Sampling Techniques, section 6.3), so an
-    interval of the mean of these values, or of differences, is one of the ratio. An empty unit contributes the mean.
+    interval of the mean of these values, or of differences, is one of the ratio. A unit without answers is none: None.
 
     Args:
         sums: of losses, or number of correct answers, in each unit.
         counts: number of answers in each unit.
     """
-    mean, per_unit = sum(sums) / sum(counts), sum(counts) / len(counts)
-    return [mean + (own - mean * count) / per_unit for own, count in zip(sums, counts, strict=True)]
+    mean, per_unit = sum(sums) / sum(counts), sum(counts) / sum(count > 0 for count in counts)
+    both = zip(sums, counts, strict=True)
+    return [mean + (own - mean * count) / per_unit if count else None for own, count in both]
 
 
 class Sums:

@@ -145,8 +145,8 @@ def test_units_of_other_sizes_make_the_share_of_right_answers_and_its_interval()
     without = (right.sum() - right) / (counts.sum() - counts)
     jackknife = 199 / 200 * (without - without.mean()).square().sum()
     assert (values.var() / 200).item() == pytest.approx(jackknife.item(), rel=0.03)
-    # A unit without answers is one of the units, too.
-    assert linearised([3.0, 0.0, 1.0], [4, 0, 4]) == pytest.approx([0.875, 0.5, 0.125])
+    # A unit without answers is none: what is known of the others is known of no more of them.
+    assert linearised([3.0, 0.0, 1.0], [4, 0, 4]) == [0.75, None, 0.25]
 
 
 def test_a_large_unit_with_a_small_loss_contributes_less_than_nothing():
