@@ -14,6 +14,7 @@ from bench.api import exit_code, launch, planned, print_table, say_figures
 from bench.cli.help import page
 from bench.common import signals
 from bench.common.errors import ConfigError, UnfinishedError, one_line, without_credentials
+from bench.execution import processes
 from bench.execution.ranks import follows
 from bench.execution.sweep import Sweep
 from bench.plan.compose import expand, grid_choices
@@ -73,6 +74,7 @@ def run(arguments: Sequence[str]) -> int:
         words = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value}
         typed = [name if value is True else f"{name}={value}" for name, value in words.items()]
         return _show([*typed, *loader.own, *flags.overrides])
+    processes.prepare()
     return measure(planned(loader, flags.overrides))
 
 

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import psutil
 
+from bench.common import signals
 from bench.common.errors import ConfigError, bounded
 
 # An idle server ends, in a notebook say; the next cell starts a new one.
@@ -87,6 +88,27 @@ def serve(descriptor: str) -> NoReturn:
             channel.send((code, _computed_s() - before, text))
     kill_descendants()
     os._exit(0)
+
+
+def serve_in_fork(channel: Connection, stderr: int) -> NoReturn:
+    """Serve in a fork of the sweep's process, with the environment that is the first thing to be sent."""
+    os.setsid()
+    signals.answer(signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number, descriptor in enumerate((nothing, nothing, stderr)):
+        os.dup2(descriptor, number)
+    for descriptor in (nothing, stderr):
+        os.close(descriptor)
+    try:
+        environment = channel.recv()
+    except EOFError:  # the sweep needs no server
+        os._exit(0)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["-c"]
+    serve(str(channel.fileno()))
 
 
 def run(task: str) -> None:

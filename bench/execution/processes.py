@@ -17,10 +17,17 @@ from dataclasses import dataclass
 from multiprocessing.reduction import send_handle
 from typing import Any
 
+import psutil
+
+from bench.common.quiet import QUIET
 from bench.execution import forkserver
 from bench.plan.sources import Source
 
 GRACE_S = 5.0
+# Variables that nothing reads before a cell is measured: a server that has imported everything may still get them.
+READ_LATER = frozenset({*QUIET, "CUDA_VISIBLE_DEVICES", "HYDRA_FULL_ERROR"})
+# At most one; whichever thread starts the first server takes it.
+_prepared: list[Fork] = []
 _servers = threading.local()  # per thread, since a server runs one child at a time
 
 
@@ -76,23 +83,62 @@ class Child:
             self.channel.close()
 
 
+class Fork:
+    """A copy of this process that becomes a server, with what `Server` uses of a `subprocess.Popen`."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = multiprocessing.Pipe()
+        self._state = {**_state(), "environment": dict(os.environ)}
+        stderr, written = os.pipe()
+        sys.stdout.flush()  # what is printed but not written yet would be written twice
+        self.pid = os.fork()
+        if self.pid == 0:
+            self.channel.close()
+            os.close(stderr)
+            forkserver.serve_in_fork(theirs, written)
+        theirs.close()
+        os.close(written)
+        self.stderr = os.fdopen(stderr, "rb")
+        self._exit_code: int | None = None
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether a new process with this environment would have loaded the same, in the same way."""
+        names = {*environment, *self._state["environment"]} - READ_LATER
+        alike = all(environment.get(name) == self._state["environment"].get(name) for name in names)
+        return alike and _state().items() <= self._state.items()
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._waited(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Wait for its end; returns the exit code."""
+        code = self._waited(0)
+        assert code is not None
+        return code
+
+    def _waited(self, options: int) -> int | None:
+        if self._exit_code is None and (ended := os.waitpid(self.pid, options))[0]:
+            self._exit_code = os.waitstatus_to_exitcode(ended[1])
+        return self._exit_code
+
+
 class Server:
     """A client of a `bench.execution.forkserver` process, which has one environment."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._started = time.time()
-        self._channel, theirs = multiprocessing.Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", forkserver.START.format("serve"), str(theirs.fileno()), *_search_path()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=dict(environment),
-                cwd=_working_directory(),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        self._process: Fork | subprocess.Popen[bytes]
+        prepared = _prepared.pop() if _prepared else None
+        if prepared is not None and prepared.fits(environment):
+            self._started, self._channel, self._process = psutil.Process().create_time(), prepared.channel, prepared
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._channel.send(dict(environment))
+        else:
+            if prepared is not None:
+                prepared.channel.close()
+            self._started, (self._channel, theirs) = time.time(), multiprocessing.Pipe()
+            with theirs:
+                self._process = _start_new(theirs.fileno(), environment)
         self.receive(None)
 
     def serves(self, sources: Iterable[Source]) -> bool:
@@ -137,6 +183,29 @@ class Server:
         return ": ".join([f"the process that starts cells ended with exit code {code}", *lines[-1:]])
 
 
+def prepare() -> None:
+    """Fork what becomes the first server, so that it need not import again what this process has imported.
+
+    For a process that has started no thread, used no GPU and imported no plugin.
+    """
+    if forkserver.forks() and forkserver.PLUGINS not in os.environ and threading.active_count() == 1:
+        with contextlib.suppress(OSError):  # too many processes, or too little memory: the server is started anew
+            _prepared.append(Fork())
+
+
+def _start_new(channel: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", forkserver.START.format("serve"), str(channel), *_search_path()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=dict(environment),
+        cwd=_working_directory(),
+        pass_fds=[channel],
+        start_new_session=True,
+    )
+
+
 def start(
     task: str, environment: Mapping[str, str], sources: Iterable[Source], *, inherited: Sequence[int] = ()
 ) -> Child:
@@ -149,8 +218,7 @@ def start(
         inherited: descriptors that the child keeps open, besides its standard files.
     """
     servers: dict[str, Server] = _servers.__dict__.setdefault("all", {})
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    key = json.dumps([sorted(environment.items()), _search_path(), cores])
+    key = json.dumps([sorted(environment.items()), _state()])
     server = servers.pop(key, None)
     if server is not None and not server.serves(sources):
         server.close()
@@ -159,6 +227,12 @@ def start(
     child = server.start(task, inherited)
     servers[key] = server  # not stored if interrupted half-way
     return child
+
+
+def _state() -> dict[str, Any]:
+    """What a server has of the process that starts it, besides an environment."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return {"search path": _search_path(), "cores": cores}
 
 
 def _working_directory() -> str:

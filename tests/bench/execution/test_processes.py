@@ -213,3 +213,45 @@ def test_what_a_child_and_all_that_it_started_have_computed_is_known(start):
     idle, _ = start("0")
     idle.send_line(b"")
     assert idle.wait(60) and idle.cpu_s + 0.3 < child.cpu_s
+
+
+PREPARED = """
+import json, os, sys
+from bench.execution import processes
+
+processes.prepare()
+(fork,) = processes._prepared
+for environment in ({"CUDA_VISIBLE_DEVICES": ""}, {"OMP_NUM_THREADS": "3"}):
+    child = processes.start("prepared_task", {**os.environ, **environment}, ())
+    seen = json.loads(child.channel.recv(1000))
+    child.send_line(b"")
+    assert child.wait(20) and child.exit_code == 0
+    print(json.dumps([child.server._process.pid == fork.pid, child.pid, seen]))
+    processes.prepare()
+    (fork,) = processes._prepared
+"""
+
+
+def test_a_fork_of_the_process_serves_as_a_new_process_would_unless_that_would_have_loaded_something_else(tmp_path):
+    """Libraries read how many threads to use when they are loaded, and CUDA which GPUs to use at its first call."""
+    changed = "[os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('OMP_NUM_THREADS'), sys.argv[0], signal.getsignal(2).__name__, signal.getsignal(15)]"
+    seen = f"[{SEEN}, {changed}, __import__('torch').__name__]"
+    (tmp_path / "prepared_task.py").write_text(TASK.replace("WHAT", seen).replace("THEN", "pass"))
+    environ = environment(ATTENTION_ZOO_START="fork", COLOUR="green", OMP_NUM_THREADS="1")
+    environ["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-c", PREPARED],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    (is_fork, pid, [first, (gpus, *others), _]), (is_other, _, [second, (_, threads, *_), _]) = map(
+        json.loads, ran.stdout.splitlines()
+    )
+    assert is_fork and not is_other and (gpus, threads) == ("", "3") and others == ["1", "-c", "default_int_handler", 0]
+    assert first[1] == [pid, pid, "green", str(tmp_path)]
+    for loaded, _, count, files, *_ in (first, second):
+        assert loaded == ["torch", "attention_zoo"] and (count, files) == (1, 4)
