@@ -232,26 +232,18 @@ for environment in ({"CUDA_VISIBLE_DEVICES": ""}, {"OMP_NUM_THREADS": "3"}):
 """
 
 
-def test_a_fork_of_the_process_serves_as_a_new_process_would_unless_that_would_have_loaded_something_else(tmp_path):
-    """Libraries read how many threads to use when they are loaded, and CUDA which GPUs to use at its first call."""
-    changed = "[os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('OMP_NUM_THREADS'), sys.argv[0], signal.getsignal(2).__name__, signal.getsignal(15)]"
-    seen = f"[{SEEN}, {changed}, __import__('torch').__name__]"
+def test_a_fork_of_the_process_serves_as_a_new_process_would(tmp_path):
+    """If that would load the same: libraries read early how many threads to use, and CUDA late which GPUs."""
+    own = "os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ['OMP_NUM_THREADS'], sys.argv[0]"
+    seen = f"[{SEEN}, [{own}, signal.getsignal(2).__name__, signal.getsignal(15)]]"
     (tmp_path / "prepared_task.py").write_text(TASK.replace("WHAT", seen).replace("THEN", "pass"))
     environ = environment(ATTENTION_ZOO_START="fork", COLOUR="green", OMP_NUM_THREADS="1")
     environ["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    ran = subprocess.run(
-        [sys.executable, "-c", PREPARED],
-        cwd=tmp_path,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
-    (is_fork, pid, [first, (gpus, *others), _]), (is_other, _, [second, (_, threads, *_), _]) = map(
-        json.loads, ran.stdout.splitlines()
-    )
-    assert is_fork and not is_other and (gpus, threads) == ("", "3") and others == ["1", "-c", "default_int_handler", 0]
-    assert first[1] == [pid, pid, "green", str(tmp_path)]
-    for loaded, _, count, files, *_ in (first, second):
-        assert loaded == ["torch", "attention_zoo"] and (count, files) == (1, 4)
+    command = [sys.executable, "-c", PREPARED]
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True, timeout=100)
+    forked, other = map(json.loads, ran.stdout.splitlines())
+    assert forked[0] and forked[2][1] == ["", "1", "-c", "default_int_handler", signal.SIG_DFL]
+    assert not other[0] and other[2][1] == [None, "3", "-c", "default_int_handler", signal.SIG_DFL]
+    for _, pid, ((loaded, whose, threads, files, *_), _) in (forked, other):
+        assert (loaded, threads, files) == (["torch", "attention_zoo"], 1, 4)
+        assert whose == [pid, pid, "green", str(tmp_path)]
