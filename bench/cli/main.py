@@ -37,7 +37,12 @@ def shown(config: DictConfig) -> None:
 
 def main() -> None:
     """Run the process's command line."""
-    sys.exit(guarded(lambda: run(sys.argv[1:])))
+
+    def act() -> int:
+        processes.prepare()
+        return run(sys.argv[1:])
+
+    sys.exit(guarded(act))
 
 
 def guarded(act: Callable[[], int]) -> int:
@@ -74,7 +79,6 @@ def run(arguments: Sequence[str]) -> int:
         words = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value}
         typed = [name if value is True else f"{name}={value}" for name, value in words.items()]
         return _show([*typed, *loader.own, *flags.overrides])
-    processes.prepare()
     return measure(planned(loader, flags.overrides))
 
 
