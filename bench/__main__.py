@@ -9,8 +9,8 @@ from bench.cli.examples import EXAMPLES
 from bench.common import signals
 
 
-def main() -> None:
-    """Import the application with its plugins, and run it."""
+def main(*, whole_process: bool = False) -> None:
+    """Import the application with its plugins, and run it; `whole_process` as in `bench.cli.main.main`."""
     signals.answer(signals.leave)
     if sys.argv[1:] in ([], ["--help"], ["-h"]):
         print(EXAMPLES, flush=True)  # before imports that take seconds
@@ -33,8 +33,8 @@ def main() -> None:
         sys.exit(2)
     if is_watched:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    application.main()
+    application.main(whole_process=whole_process)
 
 
 if __name__ == "__main__":
-    main()
+    main(whole_process=True)

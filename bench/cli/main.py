@@ -35,11 +35,12 @@ def shown(config: DictConfig) -> None:
     """Hydra's own output about a configuration: --hydra-help, --cfg, --info, shell completion. It runs nothing."""
 
 
-def main() -> None:
-    """Run the process's command line."""
+def main(*, whole_process: bool = False) -> None:
+    """Run the process's command line; a `whole_process`, which does nothing else, is forked for its first children."""
 
     def act() -> int:
-        processes.prepare()
+        if whole_process:
+            processes.prepare()
         return run(sys.argv[1:])
 
     sys.exit(guarded(act))

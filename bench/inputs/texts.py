@@ -89,6 +89,8 @@ def records(
             require(key, path, set(columns) <= set(row), f"a dataset with a column {named}, it has {sorted(row)}")
             yield row
     except OSError as error:
+        if os.path.isdir(path):
+            raise ValueError(f"{key}={path!r}: cannot be read: {one_line(error)}") from None
         raise ConnectionError(f"{key}={path!r}: cannot be read from the hub: {one_line(error)}") from None
 
 

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from bench.plan.config import Config
 from bench.plan.data import is_data, spelled
 from bench.plan.machine import THIS_MACHINE, Resources, choose_device, installed, measuring_identity
 from bench.plan.sources import Source, calls, closure
+from bench.training.settings import Training
 
 # The keys in which the entries of a comparison may differ, and those that their labels show where they differ.
 ENTRY = ("attention", "impl", "dtype", "model")
@@ -110,7 +111,7 @@ def content_id(config: dict[str, Any], sources: tuple[Source, ...], resources: R
     content = {
         "config": _measured(config),
         "sources": {source.name: source.sha256 for source in sources},
-        "packages": {info.package: installed(info.package) for info in _infos(config) if info.package},
+        "packages": {package: installed(package) for package in _packages(config)},
         "machine": measuring_identity(config["device"], resources),
         "inputs": _identity(json.dumps(config["inputs"])) if "task" not in config else {},
     }
@@ -146,10 +147,18 @@ def _own_files(task: str) -> dict[str, Any]:
     return tasks.settings(json.loads(task)).own_files()
 
 
+def _packages(config: dict[str, Any]) -> Iterator[str]:
+    """The packages, besides PyTorch, that mechanisms run in and that examples are made of."""
+    yield from (info.package for info in _infos(config) if info.package)
+    if "task" in config:
+        yield from tasks.settings(config["task"]).packages()
+
+
 def _measured(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration without labels, and with only the kind of device: the machine's identity names the model.
 
-    A comparison's `num_features` is left out, since the hyperparameters of its mechanisms include it.
+    A comparison's `num_features` is left out, since the hyperparameters of its mechanisms include it. How often a
+    training is saved changes nothing that is measured.
     """
     bench = dict(config["bench"])
     if "against" in bench:
@@ -159,6 +168,8 @@ def _measured(config: dict[str, Any]) -> dict[str, Any]:
         ]
     measured = {**config, "bench": bench, "device": config["device"].partition(":")[0]}
     del measured["label"]
+    if "checkpoint_seconds" in config.get("training", {}):
+        measured["training"] = config["training"] | {"checkpoint_seconds": Training.checkpoint_seconds}
     return measured
 
 

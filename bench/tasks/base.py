@@ -171,6 +171,10 @@ class Settings:
         """What identifies the user's own files that examples are read from; empty if there are none."""
         return {}
 
+    def packages(self) -> tuple[str, ...]:
+        """Installed packages whose files the examples are made of: another version has others."""
+        return ()
+
     def to_make(self, config: Mapping[str, Any], cache_dir: Path) -> str | None:
         """What is still to be made before the first step, once for all cells, and how many minutes that takes."""
         return None

@@ -82,6 +82,13 @@ class HubSettings(DataSettings):
         yield from texts.records(self.source, None, None, split, KEY, self.columns)
 
 
+def label(data: str, value: Any, classes: int) -> int:
+    """The class of an example; raises `ValueError` for another label than the task has."""
+    if value not in range(classes):
+        raise ValueError(f"{KEY}={data!r}: has a label {value!r:.80}; must be a whole number from 0 to {classes - 1}")
+    return int(value)
+
+
 def _files(folder: str) -> list[Path]:
     return sorted(path for path in Path(folder).rglob("*") if path.is_file())
 

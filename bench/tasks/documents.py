@@ -64,7 +64,9 @@ class DocumentSettings(data_sets.DataSettings):
 
     def _kept(self, split: str, seq_len: int, cache_dir: Path) -> kept.Array:
         examples = ItemProgress(f"examples of {split} read").over(self.read(split))
-        pieces = (row(documents, label, seq_len) for documents, label in examples)
+        pieces = (
+            row(documents, data_sets.label(self.data, label, self.classes), seq_len) for documents, label in examples
+        )
         array = kept.array(self._key(split, seq_len), pieces, np.dtype(np.uint16), cache_dir)
         return array.reshape(-1, self.documents * seq_len + 1)
 
@@ -144,6 +146,10 @@ class Retrieval(DocumentSettings):
 
     def _files(self, split: str) -> list[Path]:
         return sorted(Path(self.data).glob(f"*.{FILES[split]}.tsv"))
+
+    def packages(self) -> tuple[str, ...]:
+        """SymPy, whose files stand in."""
+        return ("sympy",) if self.data in self.known else ()
 
     def own_files(self) -> dict[str, Any]:
         """One hash of the three files."""

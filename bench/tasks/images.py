@@ -95,6 +95,10 @@ class Image(data_sets.HubSettings, ImageSettings):
         """Refuse images that are neither kept nor to be had."""
         self.require_kept((with_pixels(self.identity(split)) for split in PARTS), cache_dir)
 
+    def packages(self) -> tuple[str, ...]:
+        """That which brings the digits."""
+        return ("scikit-learn",) if self.data == DIGITS else ()
+
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """Read the images, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
         if self.data == DIGITS:
@@ -102,9 +106,21 @@ class Image(data_sets.HubSettings, ImageSettings):
             source = "digits of scikit-learn (stand-in for CIFAR-10)"
             how = (dict.fromkeys(SPLITS), functools.partial(_digit, self.side), config["seed"])
             return Fresh(source, LEVELS, self.causal, *how, unit="digits", **answers)
-        train, test = (rows(self.identity(s), _grey(self.rows(s)), cache_dir) for s in PARTS)
+        train, test = (rows(self.identity(s), self._grey(s), cache_dir) for s in PARTS)
         first = len(train) * 9 // 10
         return self.task(self.source, LEVELS, {"train": train[:first], "validation": train[first:], "test": test})
+
+    def _grey(self, split: str) -> Iterator[Labelled]:
+        """The images of a split of CIFAR-10."""
+        pillow = package("PIL.Image", "task.name='image'", "-e '.[lra]'")
+        for record in self.rows(split):
+            image = record["img"]
+            if isinstance(image, Mapping):  # the bytes of a file that does not say that its column holds images
+                image = pillow.open(io.BytesIO(image["bytes"]))
+            colours = np.asarray(image.convert("RGB")) / 255
+            # TensorFlow's conversion from 0..1 to eight bits.
+            grey = np.floor(colours @ np.array(LUMINANCE) * 255.5).astype(np.uint8)
+            yield grey, data_sets.label(self.data, record["label"], self.classes)
 
 
 def _digit(side: int, draws: Draws, split: str) -> Drawn:
@@ -148,15 +164,3 @@ def rows(key: Mapping[str, Any], images: Iterable[Labelled], cache_dir: Path) ->
 def row(image: NDArray[np.uint8], label: int) -> NDArray[np.uint8]:
     """An image as it is kept."""
     return np.append(image.reshape(-1), np.uint8(label))
-
-
-def _grey(records: Iterable[Mapping[str, Any]]) -> Iterator[Labelled]:
-    """The images of rows of CIFAR-10."""
-    pillow = package("PIL.Image", "task.name='image'", "-e '.[lra]'")
-    for record in records:
-        image = record["img"]
-        if isinstance(image, Mapping):  # the bytes of a file that does not say that its column holds images
-            image = pillow.open(io.BytesIO(image["bytes"]))
-        colours = np.asarray(image.convert("RGB")) / 255
-        # TensorFlow's conversion from 0..1 to eight bits.
-        yield np.floor(colours @ np.array(LUMINANCE) * 255.5).astype(np.uint8), record["label"]

@@ -33,6 +33,11 @@ class KeptExamples(Task):
     rows: Mapping[str, Array]
     shape: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        for split, rows in self.rows.items():
+            if not len(rows):
+                raise ValueError(f"{self.source}: has no example for {split}")
+
     def example(self, split: str, index: int) -> Example:
         """A row."""
         row = self.rows[split][index].astype(np.int64)

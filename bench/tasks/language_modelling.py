@@ -63,6 +63,10 @@ class LanguageModelling(Settings):
         except ValueError as error:
             raise ConfigError(one_line(error)) from None
 
+    def packages(self) -> tuple[str, ...]:
+        """SymPy if its code is the text, and what makes its pieces."""
+        return ("sympy",) * (self.text == "sympy") + ("tokenizers",) * (self.tokenizer == "bpe")
+
     def own_files(self) -> dict[str, Any]:
         """The hashes of a text and of a tokenizer that are files, and of the files of a tokenizer in a folder."""
         found: dict[str, Any] = {}

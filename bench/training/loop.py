@@ -165,7 +165,8 @@ class Trainer:
 
     def _accumulated(self, batch: Batch) -> float:
         """Accumulate the gradients of a batch's mean loss, part by part; returns the loss."""
-        asked, parts = int((batch.targets != IGNORED).sum()), self.settings.accumulate
+        # Of a few tokens none may be hidden in pretraining: then nothing is learned.
+        asked, parts = max(1, int((batch.targets != IGNORED).sum())), self.settings.accumulate
         own = self.world.rows(len(batch.tokens))
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part, piece in enumerate(pieces(batch, self.device, parts, own)):
@@ -198,13 +199,16 @@ class Trainer:
         """The state from which a run can resume."""
         return {
             **{name: getattr(self, name) for name in STATE},
+            "source": self.task.source,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generators": {name: generator.get_state() for name, generator in self._generators().items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Resume from a `state`."""
+        """Resume from a `state`; raises `ValueError` for one of a training on another text (`task.fallback`)."""
+        if (source := state.get("source", self.task.source)) != self.task.source:
+            raise ValueError(f"was trained on {source}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for name in STATE:

@@ -34,4 +34,6 @@ def _phase(settings: Training, step: int) -> tuple[int, int]:
 def _one_cycle(step: int, warmup: int, steps: int) -> tuple[float, bool]:
     """The height of a step in the cycle, 0 to 1, and whether it is before the top, the last step of the warm-up."""
     top = warmup - 1
-    return (step / top, True) if step < top else ((steps - 1 - step) / max(1, steps - 1 - top), False)
+    if step <= top:
+        return step / top if top else 1.0, True
+    return (steps - 1 - step) / (steps - 1 - top), False

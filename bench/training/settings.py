@@ -27,7 +27,7 @@ class Training:
     weight_decay: float = setting(0.01, "decay of the matrices' weights", minimum=0)
     beta1: float = setting(0.9, "of AdamW: the mean of gradients", minimum=0, maximum=0.9999999)
     beta2: float = setting(0.98, "of AdamW: the mean of their squares", minimum=0, maximum=0.9999999)
-    epsilon: float = setting(1e-8, "of AdamW: added to the root of that mean", minimum=0)
+    epsilon: float = setting(1e-8, "of AdamW: added to the root of that mean", above=0)
     clip: float | None = setting(1.0, "longest norm of all gradients; null: none", above=0)
     accumulate: int = setting(1, "parts of a batch, one after the other", minimum=1)
     order: str = setting(

@@ -56,6 +56,14 @@ def test_a_training_on_a_file_is_another_one_after_the_file_changed(tmp_path):
     assert settings({"name": "pathfinder"}).own_files() == {}
 
 
+def test_an_id_names_the_version_of_what_examples_are_made_of_and_not_how_often_they_are_saved(monkeypatch):
+    given = ("bench=train", "task=language_modelling", "model=transformer_tiny", "seq_len=64", "task.text=sympy")
+    (before,), other = ids(*given), ("training.checkpoint_seconds=7",)
+    assert ids(*given, *other) == [before]
+    monkeypatch.setattr("bench.plan.cell.installed", lambda package: f"another {package}")
+    assert ids(*given) != [before]
+
+
 def test_an_id_has_only_what_a_task_reads_of_files(tmp_path):
     """No weights beside a tokenizer, no other file beside the papers, and no name of the folder."""
     model = tmp_path / "model"

@@ -120,6 +120,24 @@ def test_reviews_of_the_hub_are_read_once(opened, monkeypatch):
     assert asked == [("stanfordnlp/imdb", split, ("text", "label")) for split in ("train", "train", "test")]
 
 
+@pytest.mark.parametrize(("labels", "why"), [((1, 2), "label 2;"), ((0, -1), "label -1;"), ((0, 0.9), "label 0.9;")])
+def test_labels_of_other_classes_are_refused(opened, monkeypatch, labels, why):
+    """Before the first step, where they would be an index out of range, or be rounded."""
+    rows = [{"text": f"review {number}", "label": labels[number % 2]} for number in range(20)]
+    monkeypatch.setattr(models, "hub_answers", lambda: True)
+    monkeypatch.setattr(texts, "records", lambda *_: iter(rows))
+    with pytest.raises(ConfigError, match=f"task.data='imdb': has a {why} must be a whole number from 0 to 1"):
+        opened("text")
+
+
+def test_a_split_without_examples_is_refused(opened, monkeypatch):
+    rows = [{"text": f"review {number}", "label": number % 2} for number in range(9)]
+    monkeypatch.setattr(models, "hub_answers", lambda: True)
+    monkeypatch.setattr(texts, "records", lambda *_: iter(rows))
+    with pytest.raises(ConfigError, match="has no example for validation"):
+        opened("text")
+
+
 def test_without_the_hub_the_stand_in_is_named(opened, monkeypatch):
     monkeypatch.setattr(models, "hub_answers", lambda: False)
     for name, data, instead in (("text", "imdb", "testaments"), ("image", "cifar10", "digits")):

@@ -98,6 +98,17 @@ def test_none_that_was_passed_over_costs_a_new_one(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_of_a_training_on_another_text_is_passed_over(tmp_path):
+    """The hub may answer again, where `task.fallback` was read before."""
+    folder, one, said = tmp_path / "cell", trainer(), []
+    folder.mkdir()
+    one.train_step()
+    checkpoint.save(folder, one.step, one.state() | {"source": "another text"})
+    two = trainer()
+    checkpoint.resume(folder, two, said.append)
+    assert two.step == 0 and "was trained on another text" in said[0]
+
+
 def test_code_in_a_checkpoint_is_not_run(tmp_path):
     class Malice:
         def __reduce__(self):

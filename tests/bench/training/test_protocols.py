@@ -108,6 +108,13 @@ def test_the_best_weights_are_those_of_the_least_validation_loss_and_the_test_de
     assert last.load_best_weights() == 20 and torch.equal(weights(last), seen[20])
 
 
+def test_a_warm_up_as_long_as_the_training_ends_at_the_top():
+    """As torch's OneCycleLR; of a single step that is the step."""
+    for steps in (1, 5):
+        ours = Training(steps=steps, warmup=steps, learning_rate=0.01, schedule="one_cycle")
+        assert learning_rate(ours, steps - 1) == 0.01
+
+
 def test_without_a_lower_loss_for_as_long_as_patience_says_it_ends():
     one = trainer(patience=3, steps=1000)
     for loss, is_finished in zip((3.0, 2.0, 2.5, 2.1, 1.9, 2, 2, 2), 7 * [False] + [True], strict=True):
