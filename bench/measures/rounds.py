@@ -70,22 +70,24 @@ def time_in_rounds(
     passes: Mapping[str, Timed],
     min_sample_ms: float,
     peaks: Peaks | None = None,
+    *,
+    eager: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Time passes of mechanisms that were checked before; their first and last results are checked here.
 
     `checks` and `passes` are by label: mechanisms that share their inputs share a check, and a label without a check is
     not checked. Each sample lasts at least `min_sample_ms`, or is of `MAX_CALLS_PER_SAMPLE` calls. Peaks are
-    sampled in each of the `repeats` rounds.
+    sampled in each of the `repeats` rounds. With `eager`, a GPU is timed as a caller sees it.
 
     Returns:
         By label `{"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method", "cache"}`; a sample is
         nanoseconds per call, the mean over `calls_per_sample` calls. With peaks also `"ceilings"`, as
-        `Peaks.measured`; on a GPU also the result of `Stopwatch.launched`.
+        `Peaks.measured`; on a GPU, unless `eager`, also the result of `Stopwatch.launched`.
 
     Raises:
         IncorrectError: a result is wrong, or the last result differs from the first.
     """
-    stopwatch, rounds = Stopwatch(context.device), context.config["repeats"]
+    stopwatch, rounds = Stopwatch(context.device, eager=eager), context.config["repeats"]
     context.enter("warmup")
     fastest = dict.fromkeys(passes, math.inf)
     for sign in (-1, 1):

@@ -1,4 +1,8 @@
-"""Training steps of whole models: time and memory of a step, comparisons in rounds, and the largest batch that fits."""
+"""Training steps of whole models: time and memory of a step, comparisons in rounds, and the largest batch that fits.
+
+Steps and their parts are timed as a user waits for them, by the clock, on a GPU too: a step waits for the norm of its
+gradients, so that no queue could hide its launches, and those of a small model take longer than its kernels.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -44,7 +48,7 @@ class TrainStep(TimedInRounds):
         trainer = make_trainer(context)
         parts = {name: Part(name, trainer) for name in PARTS}
         with torch.random.fork_rng():  # for dropout
-            timings = time_in_rounds(context, {}, parts, self.min_sample_ms)
+            timings = time_in_rounds(context, {}, parts, self.min_sample_ms, eager=True)
             peak = parts["step"].peak_bytes()
         counts = {"pieces": trainer.settings.accumulate, "tokens": trainer.batch_size * context.config["seq_len"]}
         counts["parameters"] = sum(p.numel() for p in trainer.model.parameters())
@@ -79,7 +83,7 @@ class CompareTrainStep(Comparing):
         contexts = {config["label"]: CellContext(config, context.cache_dir) for config in context.configs()}
         steps = {label: Part("step", make_trainer(of_label)) for label, of_label in contexts.items()}
         with torch.random.fork_rng():  # for dropout
-            return compared(time_in_rounds(context, {}, steps, self.min_sample_ms))
+            return compared(time_in_rounds(context, {}, steps, self.min_sample_ms, eager=True))
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:

@@ -128,8 +128,8 @@ class Device(Stopwatch):
 
     slower = 1.0
 
-    def __init__(self, device):
-        super().__init__(device)
+    def __init__(self, device, **how):
+        super().__init__(device, **how)
         self.timed = []
 
     def time(self, measured):

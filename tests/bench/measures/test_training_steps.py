@@ -6,6 +6,7 @@ import cells
 import pytest
 import torch
 from cells import said
+from fake_gpu import FakeGpu
 
 from bench import measures
 from bench.common.errors import ConfigError
@@ -95,6 +96,30 @@ def test_the_numbers_of_a_step_agree(tmp_path):
         assert number[f"{part}_time"].raw.tolist() == pytest.approx([pieces * sample for sample in samples])
     text = measures.get("train_step").headline(list(number.values()))
     assert number["tokens_per_second"].text in text and number["peak_memory"].text in text
+
+
+@pytest.mark.parametrize(("host_ns", "device_ns"), [(9e5, 2e3), (1e4, 4e6)])
+def test_on_a_gpu_a_step_takes_as_long_as_a_user_waits(host_ns, device_ns, tmp_path, monkeypatch):
+    """Whether the host's launches are slower or the device's kernels: one for each part, and a wait for the norm."""
+    trainer = made(tmp_path)
+    gpu = FakeGpu().install(monkeypatch)
+    loss, update = trainer.loss, trainer.update
+
+    def launching_loss(*piece):
+        gpu.launch(host_ns, device_ns)
+        found = loss(*piece)
+        found.register_hook(lambda gradient: gpu.launch(host_ns, device_ns))
+        return found
+
+    monkeypatch.setattr(trainer, "loss", launching_loss)
+    monkeypatch.setattr(trainer, "update", lambda of: (gpu.wait(), update(of), gpu.launch(host_ns, device_ns)))
+    monkeypatch.setattr(train_step, "make_trainer", lambda context: trainer)
+    parts = measure("train_step", tmp_path, device="cuda")["parts"]
+    compared = measure("compare_train_step", tmp_path, device="cuda")
+    one, step = host_ns + device_ns, 2 * (host_ns + device_ns) + max(host_ns, device_ns)
+    assert parts["step"]["samples"] == compared["samples"]["flash"] == pytest.approx([step] * 4)
+    assert parts["forward"]["samples"] == parts["backward"]["samples"] == pytest.approx([one] * 4)
+    assert parts["step"]["method"] == compared["method"] == "perf_counter"
 
 
 def test_the_memory_of_a_step_is_at_least_that_of_its_gradients(tmp_path):
