@@ -17,6 +17,8 @@ SIDES = (512, 1024, 2048, 4096, 8192)
 COPIED = (2**26, 2**27, 2**28, 2**29, 2**30)
 # Products that are measured besides those in the mechanism's own dtype.
 OTHER_PRODUCTS = {"cpu": ("float32",), "cuda": ("bfloat16", "float16", "tf32", "float32")}
+# The kernels multiply float32 as this many products in TF32, `attention_zoo.ops.launching.precision`.
+TF32_PRODUCTS = 3
 # The numbers and their exponentials fit in the cache of the thread's core.
 EXPONENTIALS_PER_THREAD = 2**16
 # On a GPU: how many numbers, and how many exponentials of each.
@@ -86,8 +88,8 @@ def chained_exponentials(device: torch.device) -> Peak:
 class Peaks:
     """The peaks of the stopwatch's device, with one sample of each beside every sample of a mechanism.
 
-    `gemm` (in the mechanism's dtype, or float32 on a CPU without fast 16-bit products) and `copy` bound a mechanism by
-    its FLOPs and its bytes. With `every` also `exponentials`, and for dtypes other than float32 `gemm_float32` and
+    `gemm` (in the mechanism's dtype, or what is faster in its place: `_fastest_product`) and `copy` bound a mechanism
+    by its FLOPs and its bytes. With `every` also `exponentials`, and for dtypes other than float32 `gemm_float32` and
     `exponentials_float32`. On a GPU also `gemm_bfloat16`, `gemm_float16` and `gemm_tf32`; its exponentials are in
     float32 only, and need Triton.
 
@@ -131,9 +133,16 @@ class Peaks:
 
 
 def _fastest_product(own: str, stopwatch: Stopwatch) -> Peak:
-    """The fastest product in this dtype, or in float32 if that is faster: CPUs without 16-bit instructions widen."""
-    kinds = [own, "float32"] if stopwatch.device.type == "cpu" and own in ("bfloat16", "float16") else [own]
-    products = [_product(kind, stopwatch) for kind in kinds]
+    """The fastest product in this dtype or in its place.
+
+    CPUs without 16-bit instructions widen to float32. On a GPU the kernels multiply float32 as three products in TF32.
+    """
+    products = [_product(own, stopwatch)]
+    if stopwatch.device.type == "cpu" and own in ("bfloat16", "float16"):
+        products.append(_product("float32", stopwatch))
+    if stopwatch.device.type == "cuda" and own == "float32":
+        rounded = _product("tf32", stopwatch)
+        products.append(Peak(rounded.work // TF32_PRODUCTS, rounded.call))
     return max(products, key=lambda each: each.work / stopwatch.time(each))
 
 

@@ -202,6 +202,29 @@ def test_a_cpu_without_products_of_16_bits_is_bounded_by_those_of_32(slow, bound
     assert peaks.peaks["gemm"].run(None).dtype == bound
 
 
+@pytest.mark.parametrize(("faster", "precision", "rate"), [(2, "highest", GEMM), (8, "high", 8 * GEMM / 3)])
+def test_a_gpu_multiplies_float32_as_three_products_in_tf32_where_that_is_faster(
+    faster, precision, rate, small, monkeypatch
+):
+    product, mm, seen = of_device.product, torch.mm, []
+
+    def noted(left, right, out):
+        seen.append(torch.get_float32_matmul_precision())
+        return mm(left, right, out=out)
+
+    def time(self, one):
+        one.run(None)
+        return 1e9 * 2 * 64**3 / GEMM / (faster if seen[-1] == "high" else 1)
+
+    monkeypatch.setattr(torch, "mm", noted)
+    monkeypatch.setattr(of_device, "product", lambda side, kind, device: product(side, kind, CPU))
+    monkeypatch.setattr(Device, "time", time)
+    stopwatch = Device(CPU)
+    stopwatch.device = torch.device("cuda")
+    bound = of_device._fastest_product("float32", stopwatch)
+    assert 1e9 * bound.work / stopwatch.time(bound) == pytest.approx(rate, rel=1e-4) and seen[-1] == precision
+
+
 def test_every_round_has_one_sample_of_each_that_lasts_as_long_as_asked(small):
     stopwatch, beside = Device(CPU), Peaks(torch.float64, every=True)
     beside.prepare(stopwatch)
