@@ -15,6 +15,8 @@ from bench.measures.context import CellContext, num_features
 from bench.records.metrics import Metric
 
 GFLOP = ("GFLOP", 1e-9)
+# How the names of backends begin that PyTorch sees nothing of. What a mechanism computes around them is not its FLOPs.
+UNCOUNTED = ("triton", "flex_attention", "flash_attn", "fla.", "power_retention")
 
 
 @register
@@ -32,7 +34,7 @@ class Flops(Sized):
             `{"analytic": FLOPs, "counted": FLOPs, "operations": {operation: FLOPs}, "features": d or None}`.
 
         Raises:
-            UnsupportedError: nothing was counted, because the mechanism uses kernels that PyTorch cannot look into.
+            UnsupportedError: the mechanism has no operations, or runs in kernels that PyTorch cannot look into.
         """
         attention, inputs = context.attention(), context.inputs()
         query, key, value = inputs
@@ -41,9 +43,8 @@ class Flops(Sized):
         with torch.no_grad():
             operations = count(lambda: attention(*inputs))
         check.finish()
-        if not operations:
-            raise UnsupportedError(f"{attention.info.name} runs in kernels whose operations PyTorch cannot count")
         formula, counted = analytic(attention, len(query), query.shape[2]), sum(operations.values())
+        _require_countable(attention, formula, counted)
         features = num_features(attention)
         return {"analytic": formula, "counted": counted, "operations": operations, "features": features}
 
@@ -54,6 +55,15 @@ class Flops(Sized):
         yield Metric("flops_analytic", analytic, "FLOP", name="gflop.analytic", shown=GFLOP)
         yield Metric("flops_counted", counted, "FLOP", name="gflop.counted", shown=GFLOP)
         yield Metric("flops_ratio", analytic / counted, name="flops.ratio", shown=None)
+
+
+def _require_countable(attention: Attention, formula: int, counted: int) -> None:
+    """Raise `UnsupportedError` unless all operations of the last call could be counted, and there were any."""
+    name, backend = attention.info.name, attention.executed and attention.executed.backend
+    if formula == counted == 0:
+        raise UnsupportedError(f"{name} has no operations to count: its formula gives 0 FLOPs")
+    if not counted or (backend or "").startswith(UNCOUNTED):
+        raise UnsupportedError(f"{name} runs in kernels whose operations PyTorch cannot count")
 
 
 def analytic(attention: Attention, batch: int, seq_len: int) -> int:

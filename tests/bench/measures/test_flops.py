@@ -10,6 +10,7 @@ from zoo_cases import VARIANTS, marks_of, variant
 
 import attention_zoo
 from attention_zoo import UnsupportedError
+from attention_zoo.info import Executed
 from bench.common.mechanism import build_attention
 from bench.measures.flops import count
 
@@ -65,6 +66,25 @@ def test_what_cannot_be_counted_is_not_zero():
     attention.forward = lambda query, key, value: value * 2
     with pytest.raises(UnsupportedError, match="softmax runs in kernels"):
         cells.measure(cells.SleepingBench(config("softmax"), attention))
+
+
+@pytest.mark.parametrize("backend", ["triton_blocks", "triton", "flex_attention", "fla.ops.gla.chunk_gla"])
+def test_what_is_counted_beside_a_kernel_is_not_the_count(backend):
+    """A sum over its features, say."""
+    attention = build_attention(config("softmax"))
+
+    def forward(query, key, value):
+        attention.executed = Executed("fused", backend)
+        return value + query.sum()
+
+    attention.forward = forward
+    with pytest.raises(UnsupportedError, match="softmax runs in kernels"):
+        cells.measure(cells.SleepingBench(config("softmax"), attention))
+
+
+def test_what_has_no_operations_says_so():
+    with pytest.raises(UnsupportedError, match=r"^identity has no operations to count: its formula gives 0 FLOPs$"):
+        cells.measure(cells.CellContext(config("identity"), None))
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
