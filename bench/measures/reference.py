@@ -21,6 +21,9 @@ OTHER_DRAWS = 3
 LEAST_PARAMETER_GRADIENT = 5e-2
 # A gradient of zeros has error 1, so the allowed error stays below that for every degree.
 LARGEST_GRADIENT_ERROR = 0.45
+# The size of output gradients outside the compared rows: a million such rows matter less than rounding. Float16 has
+# nothing below 2^-24, so there they are larger.
+FAINT = {torch.float64: 2.0**-50, torch.float32: 2.0**-30, torch.bfloat16: 2.0**-30, torch.float16: 2.0**-18}
 # If weights cancel (`AttentionInfo.cancels`), a row that sees this many keys may have twice the usual error.
 CANCELLING_KEYS = 64
 
@@ -55,7 +58,7 @@ class Probe(NamedTuple):
         `few_keys_cancel`, rows that see few keys get small weights: if all weights of a row cancel, its gradient is
         larger than that of all other rows, and only rounding.
         """
-        faint = 2.0**-50 if like.dtype == torch.float64 else 2.0**-30
+        faint = FAINT[like.dtype]
         gradient = torch.randn(like.shape, generator=generator) * faint
         if few_keys_cancel:
             visible = torch.arange(1.0, like.shape[2] + 1)

@@ -17,7 +17,7 @@ from attention_zoo.ops.feature_product import blocks
 from attention_zoo.registry import _REGISTRY
 from bench import measures
 from bench.execution.child import measure_cell
-from bench.measures.reference import TOLERANCES, Reference
+from bench.measures.reference import TOLERANCES, Probe, Reference
 
 COMPARE = measures.check({"name": "compare", "min_sample_ms": 0})
 
@@ -34,6 +34,18 @@ def test_a_gradient_of_zeros_is_never_allowed(name):
     reference = Reference(like, like, with_gradients=True)
     allowed = [reference.tolerance(dtype, n)["gradient"] for dtype in TOLERANCES for n in (1, 32, 4096)]
     assert max(allowed) < 0.5
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_the_timed_gradient_is_dense_but_of_no_weight_outside_the_compared_rows(dtype):
+    probe = Probe(torch.tensor([1]), torch.tensor([5, 63]))
+    like = torch.empty(2, 3, 64, 8, dtype=dtype)
+    gradient = probe.gradient(like, torch.Generator().manual_seed(0), few_keys_cancel=False)
+    assert gradient.dtype == dtype and (gradient == 0).double().mean() < 0.02
+    assert probe.of_rows(gradient).std().item() == pytest.approx(1, rel=0.3)
+    gradient[1, :, [5, 63]] = 0
+    # A million rows, where 16 are compared.
+    assert gradient.double().std() * (2**20 / 16) ** 0.5 < TOLERANCES[dtype][1] / 5
 
 
 @pytest.fixture
