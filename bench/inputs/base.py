@@ -98,13 +98,13 @@ class ModelSource(Source):
         require("inputs.layer", self.layer, self.layer < layers, allowed)
 
 
-def inputs_seed(seed: int) -> int:
-    """A 63-bit seed derived from a cell's `seed`.
+def inputs_seed(seed: int, use: str = "inputs") -> int:
+    """A 63-bit seed derived from a cell's `seed`, another for each `use`.
 
     A mechanism draws its projections from `seed` itself. With the same seed here, the first random features would
     equal the first queries, instead of being independent of them.
     """
-    return int.from_bytes(hashlib.sha256(f"inputs:{seed}".encode()).digest()[:8]) >> 1
+    return int.from_bytes(hashlib.sha256(f"{use}:{seed}".encode()).digest()[:8]) >> 1
 
 
 def cached_tensors(key: Mapping[str, Any], cache_dir: Path, make: Callable[[], Inputs]) -> Inputs:

@@ -54,7 +54,8 @@ class CorrectnessCheck:
 
     def __init__(self, context: CellContext, inputs: Inputs, positions: Tensor | None = None) -> None:
         self.context, self.inputs, self.sign = context, inputs, 1
-        self.generator = torch.Generator().manual_seed(inputs_seed(context.config["seed"]))
+        # Not the seed of the inputs themselves: the gradient would be the query, shifted.
+        self.generator = torch.Generator().manual_seed(inputs_seed(context.config["seed"], "check"))
         infos = [attention_zoo.info(config["attention"]["name"]) for config in context.configs()]
         # If weights cancel, a row that sees few keys may lose all its digits.
         self.few_keys_cancel = context.config["causal"] and any(info.cancels for info in infos)

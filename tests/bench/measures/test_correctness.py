@@ -48,6 +48,14 @@ def test_the_timed_gradient_is_dense_but_of_no_weight_outside_the_compared_rows(
     assert gradient.double().std() * (2**20 / 16) ** 0.5 < TOLERANCES[dtype][1] / 5
 
 
+def test_the_gradient_has_no_numbers_of_the_inputs():
+    context = cells.CellContext(cell("v_mean"), None)
+    inputs = context.inputs()
+    check = context.correctness_check(inputs)
+    rows = check.probe.of_rows(check.gradient)
+    assert torch.isin(rows, torch.stack(inputs)).double().mean() < 0.01
+
+
 @pytest.fixture
 def process_state():
     """Puts back what wrong mechanisms change."""
