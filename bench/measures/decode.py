@@ -37,6 +37,7 @@ class Decode(TimedInRounds):
         Returns:
             As `time_in_rounds`, per step, and `{"steps", "context": seq_len, "batch_size", "state_bytes"}`. A sample is
             the mean over `calls_per_sample` times `steps` steps; `host_ns` and `head_start_ns` are for all `steps`.
+            On a GPU only the first of the `steps` finds a cold cache, and `"cache"` says so.
 
         Raises:
             UnsupportedError: the mechanism cannot decode, or cannot with `causal=false`; there are too few tokens.
@@ -58,7 +59,8 @@ class Decode(TimedInRounds):
             check.finish()
         samples = [sample / self.steps for sample in timing["samples"]]
         sizes = {"context": seq_len, "batch_size": batch_size, "state_bytes": state.num_bytes}
-        return {**timing, "samples": samples, "steps": self.steps, **sizes}
+        cache = f"cold in the first of {self.steps} steps" if timing["cache"] == "cold" else timing["cache"]
+        return {**timing, "cache": cache, "samples": samples, "steps": self.steps, **sizes}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from cells import config, measure
+from fake_gpu import FakeGpu
 from synthetic_records import decode as decode_record
 
 from attention_zoo import UnsupportedError
@@ -41,8 +42,11 @@ class Changed(VMean):
         self.seconds, self.lengths = seconds, []
         self.factors = itertools.chain(factors, itertools.repeat(factors[-1]))
 
-    def _step(self, state, *token):
+    def _before_step(self):
         time.sleep(self.seconds)
+
+    def _step(self, state, *token):
+        self._before_step()
         self.lengths.append(state.length + 1)
         return super()._step(state, *token) * next(self.factors)
 
@@ -59,8 +63,20 @@ def test_time_of_a_known_sleep_per_step_at_the_end_of_the_same_context():
     # A sleep never ends early; how late it ends is up to the machine's load.
     assert len(found["samples"]) == 5 and 1e7 <= min(found["samples"]) < 2.5e7
     assert (found["steps"], found["context"], found["batch_size"], found["unit"]) == (3, 64, 2, "ns")
+    assert found["cache"] == "warm"
     first, *timed = attention.lengths
     assert first == 61 and timed == [62, 63, 64] * (len(timed) // 3) and len(timed) >= 5 * 3
+
+
+def test_on_a_gpu_the_first_of_the_steps_finds_a_cold_cache_and_the_record_says_so(monkeypatch):
+    inputs, gpu = CellContext(settings(), None).inputs(), FakeGpu().install(monkeypatch)
+    attention = Changed()
+    monkeypatch.setattr(attention, "_before_step", lambda: gpu.launch(1e3, 5e3))
+    context = CellContext(settings(device="cuda"), None)
+    context.attention, context.inputs = lambda: attention, lambda: inputs
+    found = measure(context)
+    assert gpu.cold[-4:] == [True, False, False, False] and found["samples"] == pytest.approx([5e3] * 5)
+    assert found["cache"] == "cold in the first of 4 steps"
 
 
 def test_the_size_of_the_state_is_that_of_its_tensors_at_the_end():
