@@ -5,7 +5,6 @@ What an interrupted run compiled is not compiled again while the code is the sam
 """
 
 import contextlib
-import hashlib
 import io
 import multiprocessing
 import os
@@ -29,9 +28,8 @@ from bench.common.errors import Parser
 from tools.kernels import recorded
 from tools.kernels.call import Call, catalogue
 from tools.kernels.compiled import Compiled
-from tools.kernels.progress import Progress
+from tools.kernels.progress import Progress, kernel_code
 
-ROOT = Path(__file__).parents[2]
 TARGETS = (80, 90, 100)
 # Last lines of a compiler's message to keep; the lines before show the code.
 LINES = 4
@@ -159,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     names = [name for name in _calls() if re.search(given.match, name)]
     jobs = [(name, target) for name in names for target in given.target]
-    outcomes = list(_outcomes(jobs, given.jobs, Progress(given.progress, _origin())))
+    outcomes = list(_outcomes(jobs, given.jobs, Progress(given.progress, kernel_code())))
     rows = [row for outcome in outcomes for row in outcome.rows]
     failures = [failure for outcome in outcomes for failure in outcome.failures]
     table = recorded.read()
@@ -202,15 +200,6 @@ def _outcomes(jobs: Sequence[_Job], processes: int, progress: Progress) -> Itera
                 progress.add(call=name, target=target, rows=outcome.rows)
             print(*outcome.rows, sep="\n", end="\n" if outcome.rows else "", flush=True)
             yield outcome
-
-
-def _origin() -> str:
-    """What the machine code depends on: the sources and Triton's version."""
-    import triton
-
-    sources = sorted(path for folder in ("attention_zoo", "tools/kernels") for path in (ROOT / folder).rglob("*.py"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    return f"{digest[:16]}, triton {triton.__version__}"
 
 
 def _attempt(job: _Job) -> _Outcome:

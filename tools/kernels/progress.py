@@ -1,9 +1,21 @@
 """What was done, so that long work that was interrupted continues where it stopped."""
 
 import contextlib
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def kernel_code() -> str:
+    """What the machine code of kernels depends on: the sources and Triton's version."""
+    import triton
+
+    sources = sorted(path for folder in ("attention_zoo", "tools/kernels") for path in (ROOT / folder).rglob("*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    return f"{digest[:16]}, triton {triton.__version__}"
 
 
 class Progress:

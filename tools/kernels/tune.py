@@ -21,7 +21,7 @@ from attention_zoo.ops.launching import Configuration, Entry
 from bench.common import signals
 from bench.common.errors import Parser
 from tools.kernels.call import Call, catalogue
-from tools.kernels.progress import Progress
+from tools.kernels.progress import Progress, kernel_code
 
 # Largest relative difference of two configurations' results, by bytes of the dtype: twice the error allowed to each.
 TOLERANCE = {2: 2e-2, 4: 2e-5}
@@ -145,12 +145,14 @@ def _race(
                 wrong = _difference(_result(call, device), expected) > TOLERANCE[call.dtype.itemsize]
                 if not wrong:
                     samplers[name] = capture(launch)
-            progress.add(**said, step="ended", outcome="is wrong" if wrong else "is right")
+            outcome = "is wrong" if wrong else "is right"
         except Exception as error:  # candidates that need too many resources raise many types of errors
-            progress.add(**said, step="ended", outcome=f"{type(error).__name__}: {error}"[:300])
-            # After a CUDA error, in whatever words, the process can no longer use the device: this raises it again.
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
+            outcome = f"{type(error).__name__}: {error}"[:300]
+        # After a CUDA error, in whatever words, the process can no longer use the device: this raises it again, before
+        # the candidate counts as ended, so that it is one that ends the process.
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        progress.add(**said, step="ended", outcome=outcome)
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     for turn in range(ROUNDS):
         for name in list(samplers)[:: -1 if turn % 2 else 1]:
@@ -220,9 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("kernels are tuned on a CUDA device, and there is none", file=sys.stderr)
         return 2
-    import triton
-
-    progress = Progress(given.progress, f"{torch.cuda.get_device_name()}, triton {triton.__version__}")
+    progress = Progress(given.progress, f"{torch.cuda.get_device_name()}, {kernel_code()}")
     for call in (call for calls in catalogue().values() for call in calls):
         if re.search(given.match, call.name):
             for winner in tune(call, torch.device("cuda"), progress, captured):

@@ -12,6 +12,7 @@ import torch
 
 from attention_zoo.ops import launching
 from tools.kernels import ahead_of_time, recorded
+from tools.kernels import progress as of_progress
 from tools.kernels.call import Call, catalogue
 
 triton = pytest.importorskip("triton")
@@ -132,5 +133,5 @@ def test_what_an_earlier_run_compiled_is_not_compiled_again_while_the_code_is_th
     assert command(["--match", "forward", "--write"]) == 0
     assert [(row.call, row.target) for row in recorded.read()] == [("op forward", one) for one in ahead_of_time.TARGETS]
     assert command(["--match", "backward", "--target", "80"]) == 1, "a failure is tried again"
-    monkeypatch.setattr(ahead_of_time, "ROOT", Path(__file__).parent)
+    monkeypatch.setattr(of_progress, "ROOT", Path(__file__).parent)
     assert command(["--match", "forward"]) == 1, "other code"

@@ -10,7 +10,7 @@ import torch
 from attention_zoo.ops import launching
 from tools.kernels import tune
 from tools.kernels.call import Call
-from tools.kernels.progress import Progress
+from tools.kernels.progress import Progress, kernel_code
 from tools.kernels.tune import candidates
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -115,6 +115,20 @@ def test_a_candidate_that_ends_the_process_is_tried_twice(call, progress):
     assert list(winner.times) == [OWN.name]
 
 
+def test_so_is_one_after_which_the_device_can_no_longer_be_used(call, progress, monkeypatch):
+    def lost(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_initialized", lambda: True)
+        patched.setattr(torch.cuda, "synchronize", lost)
+        for _ in range(tune.TRIES):
+            with pytest.raises(RuntimeError, match="illegal memory access"):
+                list(tune.tune(call, DEVICE, progress, lost))
+    (winner,) = tune.tune(call, DEVICE, progress, Clock(2.0))
+    assert list(winner.times) == [WIDE.name]
+
+
 def test_a_kernel_without_candidates_is_left_as_it_is(progress):
     assert list(tune.tune(small_kernels.calls(torch.float32)[1], DEVICE, progress, None)) == []
     assert not progress.file.exists()
@@ -174,7 +188,7 @@ def test_the_command_tunes_what_matches(call, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(tune, "catalogue", lambda: {"small": [here, Call("other", torch.float32, None)]})
     assert tune.main(["--match", "shared", "--progress", str(tmp_path / "p.jsonl")]) == 0
     assert capsys.readouterr().out.startswith("# from shared memory: 1 ms, 2 ms with")
-    assert json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])["origin"].startswith("fake, triton ")
+    assert json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])["origin"] == f"fake, {kernel_code()}"
 
 
 @pytest.mark.gpu
