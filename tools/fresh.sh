@@ -23,7 +23,7 @@ if [[ -z ${IN_NAMESPACE:-} ]]; then
     chmod 755 "$machine"
     trap 'rm -rf --one-file-system "$machine"' EXIT
     IN_NAMESPACE=$machine COMMANDS=$COMMANDS USERS=$USERS LOGS=$LOGS MIRROR=$MIRROR SUITE=$SUITE \
-        unshare --mount --pid --fork --kill-child --ipc "$0"
+        unshare --mount --pid --fork --kill-child --ipc tools/fresh.sh
     exit
 fi
 machine=$IN_NAMESPACE
