@@ -25,6 +25,7 @@ class Identity(Attention):
         complexity="O(n h)",
         decode=True,
         dtypes=ALL_DTYPES,
+        reads=("value",),
         control=True,
     )
 

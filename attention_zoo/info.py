@@ -50,6 +50,7 @@ class AttentionInfo:
         devices: the devices it runs on.
         implementations: `reference`, and `fused` where it has a fast path.
         dtypes: of its inputs.
+        reads: those of its inputs whose numbers it reads; of the others at most the shape.
         control: it is a baseline for comparison, not a candidate: it sees a window, itself, or all keys alike.
     """
 
@@ -72,6 +73,7 @@ class AttentionInfo:
     devices: tuple[str, ...] = ("cpu", "cuda")
     implementations: tuple[str, ...] = ("reference",)
     dtypes: tuple[torch.dtype, ...] = WIDE_DTYPES
+    reads: tuple[str, ...] = ("query", "key", "value")
     control: bool = False
 
     def __post_init__(self) -> None:

@@ -68,6 +68,7 @@ class VMean(FeatureMapAttention):
         complexity="O(n h)",
         decode=True,
         dtypes=ALL_DTYPES,
+        reads=("value",),
         control=True,
     )
 

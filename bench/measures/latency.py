@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from attention_zoo import Attention
 from bench.common.schema import PASSES, setting
-from bench.inputs.base import Inputs
+from bench.inputs.base import NAMES, Inputs
 from bench.measures import Sized, register
 from bench.measures.context import CellContext, held_bytes, num_features
 from bench.measures.device_state import energy
@@ -165,9 +165,10 @@ class Roofline(Sized, TimedInRounds):
 
 
 def _work(attention: Attention, inputs: Inputs) -> dict[str, int]:
-    """FLOPs of a forward pass, and bytes that it must move: inputs, parameters and buffers in, the output out."""
+    """FLOPs of a forward pass, and bytes that it must move: inputs that it reads, parameters, buffers, the output."""
     query = inputs[0]
-    moved = sum(x.nbytes for x in (*inputs, query)) + held_bytes(attention)
+    read = sum(x.nbytes for name, x in zip(NAMES, inputs, strict=True) if name in attention.info.reads)
+    moved = read + query.nbytes + held_bytes(attention)
     return {"flops": analytic(attention, len(query), query.shape[2]), "bytes": moved}
 
 

@@ -20,8 +20,9 @@ UNITS = {
     "exponentials": ("1/s", ("G/s", 1e-9)),
 }
 
-# Verdicts if there is no share, because no measured ceiling bounds the time.
+# Verdicts if there is no share, because no measured ceiling bounds the time, or the pass has no place under the roof.
 BEYOND = {
+    "no operations": "without operations: it only copies",
     "beyond memory": "beyond main memory's ceiling: it stays in caches",
     "beyond compute": "beyond the products' ceiling",
 }
@@ -48,13 +49,13 @@ def share(
     """The forward pass's `share` of the ceiling in percent, with its interval over rounds.
 
     The verdict is the ceiling that limits, `compute` or `memory`. Values are at most 100 %: clipped if the interval
-    reaches below, NaN with a verdict of `BEYOND` if all of it is above, as for inputs in a cache.
+    reaches below, NaN with a verdict of `BEYOND` if all of it is above, as for inputs in a cache, or without FLOPs.
 
     Args:
         samples: nanoseconds of the pass, one per round; raises ValueError if rounds do not pair up.
         ceilings: by name `{"work": of a call, "samples": [ns per call, one per round]}`; needs `gemm` and `copy`.
-        flops: FLOPs of the pass, at least one; so are `compulsory_bytes`.
-        compulsory_bytes: bytes that the pass must move at least.
+        flops: FLOPs of the pass; 0 if it only copies.
+        compulsory_bytes: bytes that the pass must move at least, one or more.
     """
     # The nanoseconds that the device needs for the work, in each round.
     compute, memory = (
@@ -67,6 +68,8 @@ def share(
     value, low, high = (min(100 * one, 100.0) for one in (ratio.median, ratio.low, ratio.high))
     if ratio.low > 1:
         value, low, high, bound = math.nan, math.nan, math.nan, f"beyond {bound}"
+    if not flops:
+        value, low, high, bound = math.nan, math.nan, math.nan, "no operations"
     raw = 100 * least / np.asarray(samples, dtype=float)
     words: dict[str, Any] = {"verdict": bound, "name": "share_pct.forward", "shown": ("%", 1.0)}
     return Metric("share", value, "%", low, high, interval_kind(raw), raw, "forward", **words)

@@ -10,8 +10,10 @@ from synthetic_records import latency as latency_record
 
 from bench import measures
 from bench.common.mechanism import build_attention
+from bench.inputs.base import NAMES
 from bench.measures import peaks as of_device
 from bench.measures import rounds
+from bench.measures.context import CellContext
 from bench.measures.flops import count
 from bench.measures.peaks import Peak, Peaks
 from bench.measures.timing import LONG_CALL_NS, Pass, Stopwatch
@@ -96,6 +98,7 @@ def test_what_a_cell_says():
     assert told() == "50 % of the ceiling (50 of 100 GFLOP/s, compute)"
     assert told(samples=[8e6] * 8, bytes=10**6) == "beyond the products' ceiling"
     assert told(flops=10**6, bytes=10**8) == "25 % of the ceiling (5 of 20 GB/s, memory)"
+    assert told(flops=0, bytes=10**8) == "without operations: it only copies"
     fast = {**ceilings(), "gemm": {"work": 8 * 10**12, "samples": [1e7] * 8}}
     of_gpu = told(flops=4 * 10**12, samples=[1e7] * 8, ceilings=fast)
     assert of_gpu == "50 % of the ceiling (400 of 800 TFLOP/s, compute)"
@@ -154,7 +157,7 @@ class OneProduct(Sleeping):
 
     def __init__(self, head_dim):
         super().__init__()
-        self.info = build_attention(config("v_mean")).info
+        self.info = build_attention(config("softmax")).info
         self.square = torch.nn.Parameter(torch.randn(head_dim, head_dim), requires_grad=False)
         self.register_buffer("held", torch.zeros(100))
 
@@ -190,6 +193,18 @@ def test_a_mechanism_that_is_one_product_reaches_the_ceiling(slower, small, monk
     of_pass = [index for index, (what, one) in enumerate(events) if what == "sample" and isinstance(one, Pass)]
     assert len(of_pass) == len(numbers["share"].raw) == settings["repeats"]
     assert all(events[index - 1] == ("warm", events[index][1]) for index in of_pass)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("name", "tensors"), [("identity", 2), ("v_mean", 2), ("softmax", 4)])
+def test_what_a_mechanism_does_not_read_need_not_be_moved(name, tensors, causal, small):
+    """The output is written."""
+    settings = config(name, {"name": "roofline", "min_sample_ms": 0.0}, causal=causal, repeats=2)
+    context = CellContext(settings, None)
+    attention, inputs = context.attention(), context.inputs()
+    assert measure(context)["bytes"] == tensors * inputs[0].nbytes
+    read = (x if which in attention.info.reads else x * np.nan for which, x in zip(NAMES, inputs, strict=True))
+    assert torch.equal(attention(*read), attention(*inputs))
 
 
 @pytest.mark.parametrize(("slow", "bound"), [(1, torch.float16), (100, torch.float32)])
