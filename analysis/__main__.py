@@ -155,11 +155,12 @@ def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 def _answer(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    answers = answer.answers(frame)
+    with _noting(ANSWER):
+        answers = answer.answers(frame)
     sentences, found = answer.sentences(answers), unless_quiet(answer.lines(answers))
     print("\n".join(sentences), formats.markdown(found), sep="\n\n")
     folder = claimed(options.results, None, "figures", [*FIGURES, ANSWER], ("--results", "--out"))
-    machines = ", ".join(sorted(set(frame["device_name"].dropna())))
+    machines = ", ".join(sorted({one.device_name for one in answers}))
     webpage.write(folder / f"{ANSWER}.html", f"Which attention, on {machines}?", sentences, found, explanation(ANSWER))
     print(f"\nthe same with every figure: {folder / ANSWER}.html")
     return 0

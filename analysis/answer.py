@@ -54,6 +54,8 @@ class Answer(NamedTuple):
     """The error of averaging the values, on the same inputs."""
     disturbed: str | None
     """What disturbed the machine while the mechanism was compared."""
+    device_name: str
+    """Of the machine that its speeds are of."""
 
 
 def answers(frame: pd.DataFrame) -> list[Answer]:
@@ -91,6 +93,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 error=error,
                 averaging=averaging,
                 disturbed=_disturbed(rows),
+                device_name=str(rows["device_name"].iloc[0]),
             )
         )
     if not found:

@@ -6,7 +6,7 @@ import math
 import pandas as pd
 import pytest
 from drawn import changed
-from synthetic_records import ATTENTIONS, config, memory, record, spectral, under, written
+from synthetic_records import ATTENTIONS, MACHINE, config, memory, record, spectral, under, written
 from test_crossover import comparison
 
 from analysis import answer, webpage
@@ -251,6 +251,19 @@ def test_the_command_says_it_and_leaves_a_page_with_every_picture(tmp_path, rng,
     assert said.splitlines()[-1] == f"the same with every figure: {page}"
     assert all(f'<img src="{name}.png"' in page.read_text() for name in ("crossover", "compare"))
     assert "<td>skeinformer</td>" in page.read_text() and "| skeinformer | not causal | 1,024 |" in said
+
+
+def test_a_machine_that_is_left_out_is_said_and_not_in_the_title(tmp_path, rng, capsys):
+    other = {"machine": {**MACHINE, "cpu_model": "Other CPU"}, "cell_id": "c" * 64}
+    records = [*(timed(rng, costs(n), n) for n in LENGTHS[:2]), timed(rng, costs(4096), 4096)]
+    written(tmp_path, [*records[:2], dataclasses.replace(records[2], **other)])
+    assert main(["answer", "--results", str(tmp_path)]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert any(
+        line.startswith("answer: bench=compare: left out 1 cells, with ") and "Other CPU" in line for line in said
+    )
+    title = f"Which attention, on {MACHINE['cpu_model']}?"
+    assert f"<title>{title}</title>" in (tmp_path / "figures" / "answer.html").read_text()
 
 
 def test_a_page_says_names_as_they_are(tmp_path):
