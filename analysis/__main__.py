@@ -161,8 +161,14 @@ def _answer(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     print("\n".join(sentences), formats.markdown(found), sep="\n\n")
     folder = claimed(options.results, None, "figures", [*FIGURES, ANSWER], ("--results", "--out"))
     machines = ", ".join(sorted({one.device_name for one in answers}))
-    webpage.write(folder / f"{ANSWER}.html", f"Which attention, on {machines}?", sentences, found, explanation(ANSWER))
-    print(f"\nthe same with every figure: {folder / ANSWER}.html")
+    path, title = folder / f"{ANSWER}.html", f"Which attention, on {machines}?"
+    count = webpage.write(path, title, sentences, found, explanation(ANSWER))
+    # Earlier commands drew the pictures, perhaps of fewer records.
+    shows = (
+        f"with the {count} picture{'' if count == 1 else 's'} in its folder, as last drawn" if count else "as a page"
+    )
+    none = "" if count else f" (it shows pictures after `python -m analysis figures --results {options.results}`)"
+    print(f"\nthe same {shows}: {path}{none}")
     return 0
 
 

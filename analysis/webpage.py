@@ -13,8 +13,8 @@ table { border-collapse: collapse; display: block; overflow-x: auto; } th, td { 
 tr:nth-child(even) { background: #f4f4f4; } img { max-width: 100%; } figure { margin: 2em 0; }"""
 
 
-def write(path: Path, title: str, sentences: Sequence[str], table: pd.DataFrame, explanation: str) -> None:
-    """Write an HTML file that shows all PNG files of its folder, sorted by name."""
+def write(path: Path, title: str, sentences: Sequence[str], table: pd.DataFrame, explanation: str) -> int:
+    """Write an HTML file that shows all PNG files of its folder, sorted by name; how many there are."""
     pictures = sorted(picture.name for picture in path.parent.glob("*.png"))
     parts = [
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>',
@@ -28,3 +28,4 @@ def write(path: Path, title: str, sentences: Sequence[str], table: pd.DataFrame,
         ),
     ]
     write_atomically(path, "\n".join(parts).encode() + b"\n")
+    return len(pictures)

@@ -248,9 +248,18 @@ def test_the_command_says_it_and_leaves_a_page_with_every_picture(tmp_path, rng,
     assert main(["answer", *arguments]) == 0
     said = capsys.readouterr().out
     page = tmp_path / "figures" / "answer.html"
-    assert said.splitlines()[-1] == f"the same with every figure: {page}"
+    assert said.splitlines()[-1] == f"the same with the 2 pictures in its folder, as last drawn: {page}"
     assert all(f'<img src="{name}.png"' in page.read_text() for name in ("crossover", "compare"))
     assert "<td>skeinformer</td>" in page.read_text() and "| skeinformer | not causal | 1,024 |" in said
+
+
+def test_without_pictures_the_command_says_how_they_are_drawn(tmp_path, rng, capsys):
+    written(tmp_path, [timed(rng, costs(n), n) for n in LENGTHS[:2]])
+    assert main(["answer", "--results", str(tmp_path)]) == 0
+    draws = f"`python -m analysis figures --results {tmp_path}`"
+    page = tmp_path / "figures" / "answer.html"
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"the same as a page: {page} (it shows pictures after {draws})"
 
 
 def test_a_machine_that_is_left_out_is_said_and_not_in_the_title(tmp_path, rng, capsys):
