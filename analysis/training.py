@@ -1,6 +1,7 @@
 """The cells of bench=train: by task, each mechanism at its best learning rate, with medians over its seeds."""
 
 import json
+import logging
 import math
 import re
 from collections.abc import Collection, Iterable
@@ -25,6 +26,7 @@ BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved
 """The benchmarks that time training steps, with words for how."""
 TASK_OPTIONS = ("mask",)
 """Settings of a task that are options of the protocol, like those of `training`: the task is the same."""
+_LOG = logging.getLogger(__name__)
 
 
 def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
@@ -100,11 +102,18 @@ def over_seeds(data: pd.DataFrame, metric: str) -> pd.DataFrame:
     return rows.assign(**spread).drop_duplicates(keys)
 
 
-def timed(data: pd.DataFrame) -> pd.DataFrame:
-    """The rows of training steps per second: of each panel those of one machine that shared their cores with nobody."""
-    quiet = data[(data["metric"] == "steps_per_second") & ~(data["busy"] > BUSY)]
+def timed(data: pd.DataFrame, metric: str = "steps_per_second") -> pd.DataFrame:
+    """The rows of a time (or speed): of each panel those of one machine that shared their cores with nobody.
+
+    Of several machines the most frequent one is kept; times on others are logged.
+    """
+    quiet = data[(data["metric"] == metric) & ~(data["busy"] > BUSY)]
     machine = quiet["device_name"].fillna("")
-    return quiet[machine == machine.groupby([quiet[key] for key in PANEL]).transform(lambda names: names.mode()[0])]
+    is_usual = machine == machine.groupby([quiet[key] for key in PANEL]).transform(lambda names: names.mode()[0])
+    for (kind, n, name), rows in quiet[~is_usual].groupby([*PANEL, "device_name"]):
+        count, why = rows["cell_id"].nunique(), "most ran on another machine"
+        _LOG.info("left out the times of %d trainings on %s, since %s: %s, n = %s", count, name, why, kind, n)
+    return quiet[is_usual]
 
 
 def with_settings(rows: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from analysis.plots.layout import Picture
 from analysis.plots.learning import by_step
 from analysis.selection import MissingRecords, newest, require_ok
 from analysis.tables.lra import NEEDS, TASKS
-from analysis.training import BUSY, PANEL, panels, trained_cells, with_settings, within
+from analysis.training import BUSY, PANEL, panels, timed, trained_cells, with_settings, within
 
 TASK = "text"
 """The task of the paper's Figure 3."""
@@ -29,15 +29,13 @@ _SENSITIVITY = f"{_SEEDS}, bars from the least to the greatest. The paper has te
 def figure2(frame: pd.DataFrame) -> Picture:
     """Validation loss over training time on Long Range Arena (Skeinformer, Figure 2): one panel for each task."""
     data, notes = trained_cells(frame, TASKS)
-    quiet = data[(data["status"] == "ok") & ~(data["busy"] > BUSY) & (data["metric"] == "validation_seconds")]
+    quiet = timed(data[data["status"] == "ok"], "validation_seconds")
     if quiet.empty:
         raise MissingRecords(f"{NEEDS} on cores that nothing else used")
     data = within(data, [key for key, _ in panels(quiet)])
     said = controls.notes(data)
     data = data.merge(quiet[[*PANEL, "series"]].drop_duplicates(), "left", indicator="timed")
-    untimed = data[(data["timed"] == "left_only") & (data["status"] == "ok")].groupby(PANEL)["series"].unique()
-    words = [f"{kind}, n = {n:,} ({', '.join(names)})" for (kind, n), names in untimed.items()]
-    said += [f"Without a line, since no seed had a core for itself: {'; '.join(words)}."] if words else []
+    said += _untimed(data[(data["timed"] == "left_only") & (data["status"] == "ok")])
     data = data[data["timed"] == "both"]
     properties, groups = style.of_series(data), panels(data[data["status"] == "ok"])
     drawn, axes = layout.grid(len(groups))
@@ -51,6 +49,21 @@ def figure2(frame: pd.DataFrame) -> Picture:
         panel.set_xlabel("training time (s)")
         marks.value_axis(panel.yaxis, "validation loss (nats)")
     return layout.finish(drawn, properties, *said, _TIME, *notes, captions.conditions(data))
+
+
+def _untimed(rows: pd.DataFrame) -> list[str]:
+    """Caption sentences on the series without a line (the `rows`), by why they have none."""
+    is_quiet = (rows["metric"] == "validation_seconds") & ~(rows["busy"] > BUSY)
+    elsewhere = is_quiet.groupby([rows[key] for key in (*PANEL, "series")]).transform("any")
+    said = []
+    for own, why in (
+        (rows[~elsewhere], "no seed had a core for itself"),
+        (rows[elsewhere], "timed on another machine"),
+    ):
+        names = own.groupby(PANEL)["series"].unique()
+        words = [f"{kind}, n = {n:,} ({', '.join(series)})" for (kind, n), series in names.items()]
+        said += [f"Without a line, since {why}: {'; '.join(words)}."] if words else []
+    return said
 
 
 @layout.styled()

@@ -1,6 +1,7 @@
 """Long Range Arena: blind tasks rank nobody, controls without attention are rows, and options are paired."""
 
 import dataclasses
+import logging
 import re
 from pathlib import Path
 
@@ -268,6 +269,25 @@ def test_figure_2_has_losses_over_quiet_seconds():
     resumed.measurements["resumed_from"] = 20
     with pytest.raises(MissingRecords, match="on cores that nothing else used"):
         lra.figure2(tidy([resumed]))
+
+
+def test_an_axis_of_seconds_is_of_one_machine(caplog):
+    caplog.set_level(logging.INFO, "analysis")
+
+    def elsewhere(one):
+        return dataclasses.replace(one, machine={**one.machine, "cpu_model": "Other"}, cell_id=one.record_id * 2)
+
+    others = {name: accuracy for name, accuracy in ACCURACIES.items() if name != "local"}
+    slow = cell("flash", 3, 0.8)
+    slow.measurements["seconds"] = [9.0] * 40
+    moved = [elsewhere(slow), *(elsewhere(cell("local", seed, 0.7)) for seed in range(3))]
+    figure = lra.figure2(tidy([*cells(others, seeds=3), *moved]))
+    (panel,) = panels(figure).values()
+    lines = {line.get_label(): line for line in panel.lines if line.get_gid() == "median"}
+    assert set(lines) == set(others)
+    np.testing.assert_allclose(lines["flash"].get_xdata(), np.arange(1, 5) * 10 * 1.0)
+    assert "Without a line, since timed on another machine: text, n = 256 (local)." in caption(figure)
+    assert "left out the times of 4 trainings on Other, since most ran on another machine" in caplog.text
 
 
 def test_figure_3_has_rates_by_batch_and_sizes():
