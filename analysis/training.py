@@ -116,6 +116,12 @@ def timed(data: pd.DataFrame, metric: str = "steps_per_second") -> pd.DataFrame:
     return quiet[is_usual]
 
 
+def hours_apart(ended: pd.Series) -> float:
+    """The time between the first and the last of these ends of cells; NaN if none is known."""
+    at = pd.to_datetime(ended, utc=True, format="ISO8601", errors="coerce")
+    return float((at.max() - at.min()).total_seconds()) / 3600
+
+
 def with_settings(rows: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
     """Move values from the JSON of `settings` into new columns, by part and key: `{"layers": ("model", "layers")}`."""
     settings = [json.loads(text) for text in rows["settings"]]

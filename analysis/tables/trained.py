@@ -17,7 +17,8 @@ def trained(frame: pd.DataFrame) -> pd.DataFrame:
     """Loss and right answers of trained models: the median over seeds, in brackets the lowest and the highest.
 
     Text is compared by its loss in nats (lower is better), the other tasks by how many examples are right in every
-    answer (higher is better). Rows are sorted by name, because a few short runs are no ranking.
+    answer (higher is better). Rows are sorted by name, because a few short runs are no ranking. `steps/s`, in the CSV,
+    are of runs on quiet cores of one machine, which may be days apart.
     """
     data, _ = trained_cells(frame)
     # For text, the accuracy of tokens replaces that of examples.

@@ -314,6 +314,23 @@ def test_quality_stands_over_the_measured_time_of_the_same_step(rng, monkeypatch
     np.testing.assert_allclose(front(panel), [(1e3 * np.median(seconds), 1.1 * 1.4)])
 
 
+def test_times_that_are_hours_apart_say_so_and_have_no_front(rng, monkeypatch):
+    diagnosis = Diagnosis(True, "planted", None, None)
+    monkeypatch.setattr(controls, "diagnoses", lambda data: {key: diagnosis for key, _ in panels(data)})
+    records = [record for record in language_models(rng) if record.config["seq_len"] == 64]
+    for hour, said in ((2, "2 hours"), (4, "4 hours"), (62, "2.6 days")):
+        later = f"2026-01-{1 + hour // 24:02}T{hour % 24:02}:00:00+00:00"
+        steps = [train_step(label, 64, rng, tokens=64 * 64) for label in ("softmax", "performer")]
+        for times in (
+            [*records, steps[0], changed(steps[1], ended=later)],
+            [*records[1:], changed(records[0], ended=later)],
+        ):
+            figure = quality_cost.figure(tidy(times))
+            (panel,) = figure.axes
+            assert len(marked(panel, "front")) == (hour < quality_cost.FRONT_HOURS)
+            assert f"Between the first and the last cell of a panel: {said} (language modelling, " in caption(figure)
+
+
 def test_names_beside_points_cover_neither_each_other_nor_a_point():
     """Ten points in a tenth of the panel, with names half as wide as it."""
     drawn, (axes,) = layout.grid(1)
