@@ -59,7 +59,8 @@ class Diagnosis:
 
     Attributes:
         is_diagnostic: the positive control beats every negative one; in classification by more than `POINTS`.
-        sentence: why, with the smallest difference and its interval.
+        sentence: why, with the smallest difference and its interval, which allows for the choice of the best control
+            as those of all comparisons do (`as_chosen`).
         positive: the series of the best positive control (by loss; in classification by accuracy) or None.
         negative: the same of the negative controls.
     """
@@ -156,13 +157,15 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
         return Diagnosis(False, f"{missing} with losses by unit is missing", positive, negative)
     found: list[tuple[bool, float, str]] = []
     units, best = units_of(rows), best_of(positives, positive, by_series)
+    # All controls are to be beaten, so none is chosen: the choice of the best one is only in what is said.
+    chosen = {**by_series, negative: best_of(negatives, negative, by_series)}
     for name in negatives:
         one = compared(best, by_series[name])
         if one is None or one.seeds < FEWEST_SEEDS:
             has = 0 if one is None else one.seeds
             return Diagnosis(False, f"{positive} and {name} share {has} seeds, not {FEWEST_SEEDS}", positive, negative)
         pair = [f"{each}, {_right(by_series[each])}" if of_classes else each for each in (positive, name)]
-        sentence = f"{pair[0]} against {pair[1]}: {said(one, of_classes, units)}"
+        sentence = f"{pair[0]} against {pair[1]}: {said(compared(best, chosen[name]) or one, of_classes, units)}"
         is_better = one.interval()[1] < -POINTS if of_classes else verdict(one) == BETTER
         found.append((bool(is_better), -one.value, sentence))
     is_diagnostic, _, sentence = min(found)

@@ -41,6 +41,15 @@ def test_a_task_that_a_control_explains_is_not(changes, why):
     assert found.word == BLIND and found.sentence.startswith(why)
 
 
+def test_a_diagnosis_says_the_interval_that_the_comparison_of_the_same_two_has():
+    """Two controls are as good, so that the seeds chose the best: one comparison has one interval everywhere."""
+    records = runs({"softmax": 1.9, "local": 2.0, "identity": 2.0, "performer": 1.95}, noise=0.02)
+    found = only(records)
+    table = control_comparisons(tidy(records)).set_index(["attention", "against"])
+    row = table.loc[(found.positive, found.negative)]
+    assert found.sentence.split(" over ")[0].endswith(f"interval {row['low']:+.3f} to {row['high']:+.3f}")
+
+
 def test_the_positive_control_is_exact_softmax_whoever_is_better():
     found = only(runs(LOSSES | {"performer": 1.6, "polynomial_p4": 1.5}))
     assert (found.positive, found.negative) == ("softmax", "local")
