@@ -99,8 +99,8 @@ def _crossover(table: pd.DataFrame) -> pd.DataFrame:
     exact = {"flash", "softmax"} | {str(best).rpartition(" ")[0] for best in table["best"]}
     rows = table[~table["attention"].isin(exact)].sort_values("seq_len", kind="stable")
     curve = ["attention", "dtype", "causal", "pass"]
-    ahead = rows.groupby(curve)["over_best"].transform("min") > 1
-    rows = rows.assign(ahead=ahead).drop_duplicates(curve, keep="last")
+    throughout = {key: _throughout(own) for key, own in rows.groupby(curve)}
+    rows = rows.drop_duplicates(curve, keep="last")
     if len(rows) > MOST:
         rows = rows[rows["dtype"] == max(set(rows["dtype"]), key=lambda name: ((rows["dtype"] == name).sum(), name))]
     rows = rows.sort_values(["causal", "pass", "over_best"], ascending=[True, True, False], kind="stable")
@@ -110,7 +110,7 @@ def _crossover(table: pd.DataFrame) -> pd.DataFrame:
     high = rows["from_high"].map(_cell).where(rows["from_high"] <= most, most.map("above {}".format))
     start = rows["from_seq_len"].map(_cell) + " [" + low + ", " + high + "]"
     start = start.where(rows["from_seq_len"].notna(), "")
-    start = start.where(start != "", ["all measured" if all_ahead else "none measured" for all_ahead in rows["ahead"]])
+    start = start.where(start != "", [throughout[key] for key in rows[curve].itertuples(index=False, name=None)])
     columns = ["attention", "causal", "pass", "dtype", "seq_len"]
     shown = rows[columns].assign(**{
         "speed over the best exact softmax": _interval(rows, "over_best", "best_low", "best_high"),
@@ -120,6 +120,14 @@ def _crossover(table: pd.DataFrame) -> pd.DataFrame:
         "interval": rows["interval"],
     })  # fmt: skip
     return shown.reset_index(drop=True)
+
+
+def _throughout(rows: pd.DataFrame) -> str:
+    """In words, where the rounds have no crossing: whether it is faster at all lengths, and which are ties."""
+    if not (rows["over_best"] > 1).all():
+        return "none measured"
+    ties = rows.loc[rows["best_verdict"] != "faster", "seq_len"]
+    return f"all measured, ties at n = {', '.join(map('{:,}'.format, ties))}" if len(ties) else "all measured"
 
 
 def _trained(table: pd.DataFrame) -> pd.DataFrame:

@@ -68,6 +68,23 @@ def test_where_nothing_was_measured_a_length_has_no_end():
     assert "600 [below 512, above 1024]" in readable("crossover_speeds", table)
 
 
+@pytest.mark.parametrize(
+    ("speeds", "verdicts", "said"),
+    [
+        ((1.1, 2.0), ("faster", "faster"), "all measured"),
+        ((1.01, 2.0), ("tie", "faster"), "all measured, ties at n = 1,024"),
+        ((0.99, 2.0), ("tie", "faster"), "none measured"),
+    ],
+)
+def test_where_there_is_no_crossing_a_tie_is_not_called_faster(speeds, verdicts, said):
+    numbers = {"over_best": speeds, "best_low": 0.9, "best_high": 2.1, "best_verdict": verdicts, "interval": "range"}
+    numbers |= dict.fromkeys(("from_seq_len", "from_low", "from_high"), np.nan)
+    table = pd.DataFrame({"attention": "performer", "dtype": "float32", "causal": False, "pass": "forward",
+                          "seq_len": [1024, 2048], "best": "flash float32", **numbers})  # fmt: skip
+    header, row = rows(readable("crossover_speeds", table))
+    assert row[header.index("faster from n (tokens)")] == said
+
+
 def test_text_has_tokens_that_are_right_and_no_example(rng):
     """No text is wholly right: 0 % would say nothing."""
     tasks, ends = ("language_modelling", "reversal"), {"softmax": 1.0, "performer": 2.0}
