@@ -17,6 +17,7 @@ TASK = "text"
 """The task of the paper's Figure 3."""
 MARKERS, SHADES = ("o", "s", "^", "D"), ("0", "0.35", "0.55", "0.7")
 """Markers and grey levels of batch sizes, the smallest first."""
+_ALIKE = ["device_name", "dtype", "num_heads", "head_dim"]
 _SEEDS = "Medians over seeds"
 _TIME = (
     f"Seconds of the training steps alone, the median of the seeds on quiet cores. Thick lines: {_SEEDS.lower()} of "
@@ -79,9 +80,9 @@ def figure3(frame: pd.DataFrame) -> Picture:
     )
     cells = cells[cells["status"] == "ok"].assign(series=cells["attention"].str.partition(" ")[0])
     own = cells[(cells["inputs"] == TASK) & (cells["mechanism"] == "skeinformer")]
-    own = _richest(own, ["seq_len", "hyperparameters", "settings"], ["rate", "batch_size"])
+    own = _richest(own, ["seq_len", "hyperparameters", "settings", *_ALIKE], ["rate", "batch_size"])
     own = own[own.groupby("batch_size")["rate"].transform("nunique") > 1]
-    same = ["inputs", "seq_len", "batch_size", "rate", "settings"]
+    same = ["inputs", "seq_len", "batch_size", "rate", "settings", *_ALIKE]
     sized = cells[cells["features"].notna()]
     sized = sized[sized.groupby([*same, "series"])["features"].transform("nunique") > 1]
     sized = _richest(sized, same, ["series", "features"])

@@ -307,6 +307,18 @@ def test_figure_3_has_rates_by_batch_and_sizes():
     assert list(x) == [8, 32, 128], "a task with many mechanisms of one size each says nothing about sizes"
 
 
+def test_figure_3_mixes_no_machines_and_shapes():
+    one = [*cells({"skeinformer num_features=32": 0.7}, 2), *arena(2)]
+    elsewhere = [
+        dataclasses.replace(record, machine={**record.machine, "cpu_model": "Other"}, cell_id=record.record_id * 2)
+        for record in cells({"skeinformer num_features=32": 0.5}, 2, training={"learning_rate": 0.03}, batch_size=8)
+    ]
+    four = cells({"skeinformer num_features=32": 0.5}, 2, training={"learning_rate": 0.1}, batch_size=8, num_heads=4)
+    figure = lra.figure3(tidy([*one, *elsewhere, *four]))
+    rates = sorted(tuple(x) for x, _, _ in curves(figure.axes[0]).values())
+    assert rates == [(0.001, 0.003), (0.001, 0.003)] and "Other" not in caption(figure)
+
+
 # --- captions of two tasks
 
 LISTOPS = {"task": "listops", "n": 128, "num_heads": 4, "batch_size": 64}
