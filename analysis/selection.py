@@ -210,10 +210,16 @@ def settle(
     left = measured[~kept[measured.index]]
     if len(left):
         varying = [name for name in conditions if measured[name].nunique(dropna=False) > 1]
-        others = {name: " or ".join(sorted({str(one) for one in left[name].dropna()})) for name in varying}
+        values = {name: {str(one) for one in left[name].dropna()} - _kept(measured, kept, name) for name in varying}
+        others = {name: " or ".join(sorted(own)) for name, own in values.items()}
         cells = left["cell_id"].nunique()
         _LOG.info("bench=%s: left out %d cells, with %s", measured["bench"].iloc[0], cells, _words(others))
     return frame[kept], [f"Measured under other conditions: {'; '.join(own)}."] if own else []
+
+
+def _kept(measured: pd.DataFrame, kept: pd.Series, name: str) -> set[str]:
+    """The values of a condition among the cells that are kept."""
+    return {str(one) for one in measured.loc[kept[measured.index], name].dropna()}
 
 
 def _chosen(

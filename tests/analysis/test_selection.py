@@ -32,6 +32,13 @@ def test_settle_keeps_the_most_frequent_conditions_and_logs_the_others(rng, log)
     assert notes == [] and "left out 2 cells, with dtype=bfloat16" in log() and "float32" not in log()
 
 
+def test_of_what_is_left_out_only_what_differs_is_said(rng, log):
+    records = [latency("flash", n, rng, num_heads=2) for n in (512, 1024, 2048)]
+    records += [latency("flash", 512, rng, num_heads=2, dtype="bfloat16"), latency("flash", 512, rng, num_heads=4)]
+    settle(tidy(records))
+    assert log() == "bench=latency: left out 2 cells, with num_heads=4, dtype=bfloat16"
+
+
 def test_chosen_mechanisms_keep_what_their_steps_are_compared_with():
     frame = tidy([*runs(), timed(("softmax", "flash", "performer"), 64)])
     some = choose(frame, ["performer"])
