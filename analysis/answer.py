@@ -4,8 +4,9 @@ Speeds are over the best exact softmax that was measured in the same rounds, in 
 exact softmax of the same dtype that needs least.
 """
 
+import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import pandas as pd
@@ -62,7 +63,6 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
     """One answer per mechanism, mask and dtype compared with exact softmax in interleaved rounds (bench=compare)."""
     speeds, softmax = crossover.speeds(frame), set(without_dtype(frame[exact_softmax(frame)]))
     speeds = speeds[~speeds["attention"].isin(softmax)]
-    compared = pd.Series(without_dtype(frame), frame.index).where(frame["bench"] == "compare")
     found = []
     for (dtype, causal, name), rows in speeds.groupby(["dtype", "causal", "attention"]):
         forward, training = (
@@ -71,10 +71,10 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
         if forward.empty:
             continue
         from_n, is_first = _from(forward)
-        of_dtype = frame[(frame["dtype"] == dtype) & frame["device_name"].isin(rows["device_name"])]
-        peaks = [_memory(of_dtype, str(name), bool(causal), which) for which in ("forward", "forward_backward")]
-        of_size = set(frame.loc[compared == name, "features"].dropna())
-        error_n, error, averaging = _errors(frame, str(name), bool(causal), of_size)
+        own = frame[_alike(frame, rows.iloc[0]) & (frame["causal"] == causal)]
+        there = frame[(frame["dtype"] == dtype) & frame["device_name"].isin(rows["device_name"])]
+        peaks = [_memory(there, own, which) for which in ("forward", "forward_backward")]
+        error_n, error, averaging = _errors(frame, own)
         found.append(
             Answer(
                 attention=str(name),
@@ -296,38 +296,43 @@ def _from(rows: pd.DataFrame) -> tuple[float, bool]:
     return (float(rows["seq_len"][is_ahead].iloc[0]), bool(is_ahead.all())) if is_ahead.any() else (math.inf, False)
 
 
-def _memory(frame: pd.DataFrame, name: str, causal: bool, measured_pass: str) -> dict[float, float]:
-    """The peak memory over that of the exact softmax that needs least on the same machine, by length.
+def _alike(frame: pd.DataFrame, one: pd.Series) -> pd.Series:
+    """Which rows are of the same mechanism and settings; a record may lack settings that others have."""
+    settings = json.loads(one["hyperparameters"])
+    texts = frame.loc[frame["mechanism"] == one["mechanism"], "hyperparameters"].drop_duplicates()
+    same = [all(settings.get(k, v) == v for k, v in each.items()) for each in map(json.loads, texts)]
+    return (frame["mechanism"] == one["mechanism"]) & frame["hyperparameters"].isin(texts[same])
+
+
+def _memory(frame: pd.DataFrame, own: pd.DataFrame, measured_pass: str) -> dict[float, float]:
+    """The `own` peak memory over that of the exact softmax that needs least among the rows of `frame`, by length.
 
     Of several shapes, the smallest.
     """
-    rows = frame[(frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)]
-    rows = rows[rows["causal"] == causal]
-    shape = ["seq_len", "batch_size", "num_heads", "head_dim", "device_name"]
-    rows = newest(rows, ["attention", "features", *shape])
-    least = rows[exact_softmax(rows)].groupby(shape)["value"].min()
-    own = rows[rows["attention"] == name].set_index(shape)["value"]
-    smallest = (own / least).dropna().sort_index().groupby("seq_len").first()
+    is_peak = (frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)
+    rows = frame[is_peak]
+    shape = ["seq_len", "batch_size", "num_heads", "head_dim", "device_name", "causal"]
+    softmax = newest(rows[exact_softmax(rows)], ["attention", *shape])
+    least = softmax.groupby(shape)["value"].min()
+    peaks = newest(rows.loc[rows.index.intersection(own.index)], shape).set_index(shape)["value"]
+    smallest = (peaks / least).dropna().sort_index().groupby("seq_len").first()
     return {float(n): float(ratio) for n, ratio in smallest.items()}
 
 
-def _errors(
-    frame: pd.DataFrame, name: str, causal: bool, sizes: Collection[int]
-) -> tuple[float, Ratio | None, Ratio | None]:
-    """The longest length, and there the errors of the mechanism and of averaging on a trained model, or NaN and None.
-
-    The mechanism has one of these numbers of features, those of its times, if it has any; of several the largest.
-    """
-    rows = frame[(frame["bench"] == "spectral_norm") & (frame["metric"] == "relative") & (frame["causal"] == causal)]
+def _errors(frame: pd.DataFrame, own: pd.DataFrame) -> tuple[float, Ratio | None, Ratio | None]:
+    """The longest length, and there the `own` error and that of averaging on a trained model, or NaN and None."""
+    rows = frame[(frame["bench"] == "spectral_norm") & (frame["metric"] == "relative")]
     rows = rows[(rows["inputs"] == "pretrained") & (rows["weights"] != "initialised") & rows["low"].notna()]
     rows = rows[rows["function"] == "softmax"]  # polynomials are approximated, too
-    shape = ["seq_len", "batch_size", "input_settings", "device_name"]
-    rows = newest(rows, ["attention", "features", *shape])
-    own = rows[(rows["attention"] == name) & (rows["features"].isin(sizes) | (not sizes))]
-    both = own.merge(rows[rows["attention"] == AVERAGING], on=shape, suffixes=("", "_mean"))
-    if both.empty or name == AVERAGING:
+    shape = ["seq_len", "batch_size", "input_settings", "device_name", "causal"]
+    errors, means = (
+        newest(some, shape)
+        for some in (rows.loc[rows.index.intersection(own.index)], rows[rows["attention"] == AVERAGING])
+    )
+    both = errors.merge(means, on=shape, suffixes=("", "_mean"))
+    if both.empty or (own["attention"] == AVERAGING).any():
         return math.nan, None, None
-    last = both.sort_values(["seq_len", "features"]).iloc[-1]
+    last = both.sort_values("seq_len", kind="stable").iloc[-1]
     error, mean = (
         (float(last[f"value{of}"]), float(last[f"low{of}"]), float(last[f"high{of}"])) for of in ("", "_mean")
     )

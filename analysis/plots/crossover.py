@@ -24,6 +24,7 @@ _ALL, _GREY = "all", {"label": "all", "color": "0.35", "marker": "", "linestyle"
 HEIGHT, ROW, NAMED = 2.5, 0.23, 2.6
 PALE: dict[str, Any] = {"alpha": 0.55, "linewidth": 0.9, "markersize": 3}
 """Style of the lines in other dtypes than the first, so that they do not hide those."""
+_OF_RECORDS = ["device_name", "mechanism", "hyperparameters"]
 _CROSSED = ["from_seq_len", "from_low", "from_high"]
 _EXPLANATION = (
     "Median over interleaved rounds of the time of the fastest exact softmax in them over theirs (above 1: faster), "
@@ -81,11 +82,11 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     mechanism stays faster, with its interval; or at all lengths that were measured, or from none of them on. Shown is
     the longest length; the CSV has all, and the speed over flash in float32 (`over_flash`).
     """
-    return unless_quiet(speeds(frame).drop(columns="device_name"))
+    return unless_quiet(speeds(frame).drop(columns=[*_OF_RECORDS]))
 
 
 def speeds(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `table` with the device that they were measured on, `device_name`."""
+    """The rows of `table`, also with `device_name`, `mechanism` and `hyperparameters`, as records have them."""
     timed, _ = _timed(frame)
     best, keys = _over_best(timed), ["cell_id", "entry"]
     flash = timed[(timed["attention"] == FLASH[0]) & (timed["dtype"] == FLASH[1])].drop_duplicates("cell_id")
@@ -103,7 +104,7 @@ def speeds(frame: pd.DataFrame) -> pd.DataFrame:
     order = ["causal", "pass", "series", "dtype", "seq_len"]
     rows = best.join(over_best, on=keys).join(over_flash, on=keys).join(crossed_at, on=CURVE).sort_values(order)
     rows = rows.reset_index(drop=True)
-    columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval", "disturbance", "device_name"]
+    columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval", "disturbance", *_OF_RECORDS]
     table = rows.assign(interval=intervals.each(rows))[columns]
     return table.rename(columns={"series": "attention", "disturbance": "disturbed"})
 

@@ -1,8 +1,10 @@
 """The answer says what the records say: one baseline, far ends of intervals, nothing that was not measured."""
 
 import dataclasses
+import json
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 from drawn import changed
@@ -134,6 +136,32 @@ def test_memory_is_over_the_softmax_that_needs_least_under_the_same_mask_and_sha
     other = [dataclasses.replace(one, machine=there["machine"], cell_id=f"{at:064}") for at, one in enumerate(held)]
     other[2] = changed(other[2], measurements={"passes": {"forward": {"peak_bytes": 100 * peaks["flash"]}}})
     assert only(tidy([*speeds, held[0], held[2], *other, dataclasses.replace(speeds[0], **there)])).memory == expected
+
+
+def sized(record, size):
+    """The record with another size of its mechanism, in place of 256."""
+    config = json.loads(json.dumps(record.config).replace('"num_features": 256', f'"num_features": {size}'))
+    return dataclasses.replace(record, config=config, cell_id=f"{size:032}{record.cell_id[:32]}")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_memory_and_error_are_of_the_size_that_was_timed(rng, at_once):
+    """Of two sizes each has its own; where one was timed, another's memory is not taken for it."""
+    held = [memory(name, 2048, batch_size=1, causal=False) for name in ("flash", "skeinformer")]
+    small = changed(sized(held[1], 16), measurements={"passes": {"forward": {"peak_bytes": 1000}}})
+    peaks = {256: held[1].measurements["passes"]["forward"]["peak_bytes"], 16: 1000}
+    softmax = held[0].measurements["passes"]["forward"]["peak_bytes"]
+    timings = [timed(rng, costs(n), n) for n in LENGTHS[:2]]
+    timings += [sized(one, 16) for one in timings] if at_once else []
+    errors_of = {size: spectral("skeinformer", 1024, size, rng, "pretrained") for size in (16, 256)}
+    mean = spectral("v_mean", 1024, None, rng, "pretrained")
+    for order in (1, -1):
+        frame = tidy([*timings, *[small, *held][::order], *errors_of.values(), mean])
+        found = {int(one.attention.partition("=")[2] or 256): one for one in answer.answers(frame)}
+        assert set(found) == ({16, 256} if at_once else {256})
+        for size, one in found.items():
+            assert one.memory == {2048: pytest.approx(peaks[size] / softmax)}
+            assert one.error[0] == pytest.approx(np.mean(errors_of[size].measurements["relative"]), rel=0.2)
 
 
 def test_memory_is_of_the_longest_length_and_a_shorter_one_that_saves_is_named(rng):
