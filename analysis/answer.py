@@ -18,6 +18,7 @@ from analysis.selection import MissingRecords, exact_softmax, mask, newest, unle
 CLEARLY = 0.9
 """Of softmax's memory: ratios above this may come from the allocator's page size."""
 UNKNOWN = "–"
+_SAID = {"forward": "forward pass", "forward_backward": "forward and backward pass of one attention"}
 AVERAGING = "v_mean"
 """The mean of all values: an approximation is useful only if its error is smaller."""
 
@@ -57,6 +58,8 @@ class Answer(NamedTuple):
     """What disturbed the machine while the mechanism was compared."""
     device_name: str
     """Of the machine that its speeds are of."""
+    speeds: dict[str, dict[float, Ratio]]
+    """By pass (`forward`, `forward_backward`) and length: as `forward` and `training`, which are of the longest."""
 
 
 def answers(frame: pd.DataFrame) -> list[Answer]:
@@ -83,10 +86,10 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 from_n=from_n,
                 is_first=is_first,
                 n=int(forward["seq_len"].max()),
-                forward=_numbers(forward),
+                forward=_of_longest(forward),
                 training_from=_from(training) if len(training) else None,
                 training_n=float(training["seq_len"].max()),
-                training=_numbers(training),
+                training=_of_longest(training),
                 memory=peaks[0],
                 training_memory=peaks[1],
                 error_n=error_n,
@@ -94,6 +97,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 averaging=averaging,
                 disturbed=_disturbed(rows),
                 device_name=str(rows["device_name"].iloc[0]),
+                speeds={"forward": _by_length(forward), "forward_backward": _by_length(training)},
             )
         )
     if not found:
@@ -179,10 +183,28 @@ def advice(found: list[Answer]) -> list[list[str]]:
 
 def fastest(own: list[Answer]) -> Answer | None:
     """Of those that are faster than softmax the one that trains fastest; if none trains faster, the fastest forward."""
+    best = _fastest(own)
+    return best[0] if best else None
+
+
+def _fastest(own: list[Answer]) -> tuple[Answer, str, float] | None:
+    """`fastest`, the pass in which it is, and the length: the longest at which most of those were measured.
+
+    Ratios grow with the length, so those of different lengths do not compare.
+    """
     ahead = _ahead(own)
-    if trained := [one for one in ahead if _is_faster(one.training)]:
-        return max(trained, key=lambda one: (one.training or (0.0,))[0])
-    return max(ahead, key=lambda one: (one.forward or (0.0,))[0], default=None)
+    trained = [one for one in ahead if _is_faster(one.training)]
+    those, which = (trained, "forward_backward") if trained else (ahead, "forward")
+    faster = [(one, n) for one in those for n, ratio in one.speeds[which].items() if _is_faster(ratio)]
+    if not faster:
+        return None
+    at = _common([n for _, n in faster])
+    return max((one for one, n in faster if n == at), key=lambda one: one.speeds[which][at][0]), which, at
+
+
+def _common(lengths: list[float]) -> float:
+    """The most frequent of these lengths, of several the longest."""
+    return max(lengths, key=lambda n: (lengths.count(n), n))
 
 
 def _ahead(own: list[Answer]) -> list[Answer]:
@@ -195,18 +217,17 @@ def _earliest(one: Answer) -> tuple[float, float, str]:
 
 
 def _of_mask(own: list[Answer], words: str) -> list[str]:
-    ahead, best = _ahead(own), fastest(own)
-    if best is None:
+    ahead, found = _ahead(own), _fastest(own)
+    if found is None:
         most, open_ones = max(one.n for one in own), [one for one in own if one.forward and one.forward[2] >= 1]
         ties = ", ".join(f"`{one.attention}` {speed(one.forward)}" for one in open_ones)
         word = f"nothing that was measured is clearly faster, undecided is {ties}" if ties else "all others are slower"
         return [f"{words}: use exact softmax up to n = {most:,}; {word}."]
+    best, which, at = found
     first = min(ahead, key=lambda one: (one.from_n, one is not best, *_earliest(one)))
-    trains = _is_faster(best.training)  # of those that are faster at all, the fastest to train
-    at, what = (best.training_n, "forward and backward pass of one attention") if trains else (best.n, "forward pass")
-    ratio = speed(best.training if trains else best.forward)
-    gain = f"{ratio} as fast as the best exact softmax ({what})"
-    timed = sum(one.training is not None or not trains for one in own)
+    trains = which == "forward_backward"  # of those that are faster at all, the fastest to train
+    gain = f"{speed(best.speeds[which][at])} as fast as the best exact softmax ({_SAID[which]})"
+    timed = sum(at in one.speeds[which] for one in own)
     is_fastest = f"the fastest{' to train' if trains else ''} at n = {at:,.0f} (of {timed} measured): {gain}."
     where = "there," if first.from_n == first.n else f"from there to n = {first.n:,},"
     from_there = (
@@ -255,7 +276,9 @@ def _of_errors(own: list[Answer], ahead: list[Answer], best: Answer) -> list[str
     faster = [one for one in nearer if one in ahead]
     if not known:
         return []
-    near = min(faster or nearer or known, key=lambda one: one.error or (math.inf,))
+    those = faster or nearer or known
+    at = _common([one.error_n for one in those])  # an error grows with the length
+    near = min((one for one in those if one.error_n == at), key=lambda one: one.error or (math.inf,))
     name = f"`{near.attention}`"
     errors = f"error {_error(near.error)} at n = {near.error_n:,.0f}, averaging the values {_error(near.averaging)}"
     place = "In place of a trained model's softmax"
@@ -282,12 +305,15 @@ def _is_faster(ratio: Ratio | None) -> bool:
     return ratio is not None and ratio[1] > 1
 
 
-def _numbers(rows: pd.DataFrame) -> Ratio | None:
+def _of_longest(rows: pd.DataFrame) -> Ratio | None:
     """The speed at the longest length with its interval; None without rows."""
-    if rows.empty:
-        return None
-    value, low, high = map(float, rows[["over_best", "best_low", "best_high"]].iloc[-1])
-    return value, low, high
+    ratios = _by_length(rows)
+    return ratios[max(ratios)] if ratios else None
+
+
+def _by_length(rows: pd.DataFrame) -> dict[float, Ratio]:
+    columns = rows[["seq_len", "over_best", "best_low", "best_high"]].astype(float)
+    return {n: (value, low, high) for n, value, low, high in columns.itertuples(index=False, name=None)}
 
 
 def _from(rows: pd.DataFrame) -> tuple[float, bool]:

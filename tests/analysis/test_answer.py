@@ -203,6 +203,31 @@ def test_the_fastest_has_its_error_beside_where_averaging_is_better(rng):
     assert said.endswith("averaging the values 0.50 (0.45 to 0.55); `performer` has 9.00 (8.10 to 9.90).")
 
 
+@pytest.mark.parametrize("which", ["forward", "forward_backward"])
+def test_the_fastest_is_chosen_and_counted_among_those_measured_at_its_length(rng, which):
+    """At a longer length every ratio is larger, also that of a slower mechanism."""
+
+    def costs_at(n):
+        times = costs(n, 100, performer=150.0 * n)
+        return times if n < 4096 else {name: times[name] for name in ("flash", "performer")}
+
+    records = [timed(rng, costs_at(n), n, measured_pass=name) for n in LENGTHS for name in {"forward", which}]
+    (said,) = answer.sentences(answer.answers(tidy(records)))
+    assert "`skeinformer` is the fastest" in said and "at n = 2,048 (of 2 measured): 20." in said
+
+
+def test_the_nearest_is_chosen_among_errors_of_one_length(rng):
+    records = [timed(rng, costs(n, 500, performer=100.0 * n, linformer=100.0 * n), n) for n in LENGTHS]
+    records += [spectral(name, 1024, 256, rng, "pretrained") for name in ("performer", "linformer")]
+    records += [spectral("skeinformer", 512, 256, rng, "pretrained")]
+    frame = tidy([*records, *(spectral("v_mean", n, None, rng, "pretrained") for n in (512, 1024))])
+    for name, error in (("skeinformer", 0.01), ("performer", 0.2), ("linformer", 0.3), ("v_mean", 0.5)):
+        rows = (frame["attention"] == name) & (frame["metric"] == "relative")
+        frame.loc[rows, ["value", "low", "high"]] = (error, 0.9 * error, 1.1 * error)
+    (said,) = answer.sentences(answer.answers(frame))
+    assert "`performer` is the nearest that is faster" in said and "error 0.20 (0.18 to 0.22) at n = 1,024" in said
+
+
 def test_a_near_approximation_that_is_not_faster_is_no_advice_but_is_not_denied(rng):
     records = [timed(rng, costs(n, 100_000, linformer=0.1 * n * n), n) for n in LENGTHS[:2]]
     frame = tidy([*records, *errors(rng, "pretrained")])
