@@ -130,8 +130,8 @@ def numbered(properties: dict[str, dict[str, Any]]) -> tuple[dict[str, str], dic
 def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None:
     """Write a text near each point where it covers no other text, point or error bar, if there is such a place.
 
-    The nearest free place is taken; a thin line joins the text to its point if they are not close. Call this after the
-    scales of the axes are set.
+    The nearest free place is taken; a thin line joins the text to its point if they are not close, or if another point
+    is closer. Call this after the scales of the axes are set.
     """
     size = 72 * np.array([0.75 * picture(axes).panel_width, 0.7 * PANEL[1]])  # of a panel in points, about
     axes.get_xlim(), axes.get_ylim()  # matplotlib computes automatic limits only when they are read
@@ -157,7 +157,10 @@ def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None
         # The point of the text's box that is nearest to its data point.
         near = np.clip(0, offset, offset + needed)
         far = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
-        joined = {**far, "relpos": tuple((near - offset) / needed)} if np.hypot(*near) > 8 else None
+        # Another point that is nearer to the text would seem to be the named one.
+        others = np.hypot(*(np.clip(at, place + offset, place + offset + needed) - at).T)
+        is_far = np.hypot(*near) > min(8, others.min() + 0.01)
+        joined = {**far, "relpos": tuple((near - offset) / needed)} if is_far else None
         axes.annotate(text, tuple(own), tuple(offset), arrowprops=joined, **look)
 
 

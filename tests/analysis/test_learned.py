@@ -348,6 +348,17 @@ def test_names_beside_points_cover_neither_each_other_nor_a_point():
         assert not any(box.contains(*point) for point in points)
 
 
+@pytest.mark.parametrize(("right", "is_joined"), [(11.9, True), (40.0, False)])
+def test_a_name_nearer_to_another_point_than_to_its_own_is_joined_to_its_own(right, is_joined):
+    """It stands 5 points from its own; the other point is that far to the right, 4 points from the name, or far off."""
+    _, (axes,) = layout.grid(1)
+    width, height = 72 * 0.75 * layout.PANEL[0], 72 * 0.7 * layout.PANEL[1]
+    rows = pd.DataFrame({"x": [0.5, 0.5 + right / width], "value": [0.5, 0.5 + 6 / height]})
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    marks.beside(axes, rows.assign(x_low=np.nan, x_high=np.nan, low=np.nan, high=np.nan), "x", ["a", "b"])
+    assert (axes.texts[0].arrow_patch is not None) == is_joined
+
+
 def test_names_of_a_panel_have_the_settings_that_tell_them_apart():
     names = pd.Series(["a block_size=4", "b block_size=4", "b block_size=8"])
     assert quality_cost.short(names) == ["a", "b block_size=4", "b block_size=8"]
