@@ -14,7 +14,7 @@ from scipy import stats
 from synthetic_arena import ACCURACIES, arena, cell, cells
 from synthetic_quality import runs
 
-from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, error_rates
+from analysis.controls import BLIND, DIAGNOSTIC, compared, diagnoses, error_rates
 from analysis.frame import tidy
 from analysis.plots import learning, lra, scaling
 from analysis.published import published
@@ -110,8 +110,8 @@ def test_units_without_examples_at_the_end_change_no_accuracy():
     one = compared(found, error_rates(data)["local"])
     assert one.units == 32 and np.isfinite(one.value)
     for record in records:
-        for kept in (record.measurements["test"]["accuracy_by_unit"],):
-            record.measurements["test"]["accuracy_by_unit"] = [*kept[:20], *[None] * 12]
+        test = record.measurements["test"]
+        test["accuracy_by_unit"] = [*test["accuracy_by_unit"][:20], *[None] * 12]
     rates = error_rates(trained_cells(tidy(records))[0])
     assert compared(rates["flash"], rates["local"]).units == 20, "nothing is known of the others"
 
