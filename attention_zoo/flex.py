@@ -74,6 +74,7 @@ def _compiled() -> Any:
 
 
 @functools.lru_cache(maxsize=8)
+@torch.inference_mode(False)  # it is kept for trainings, too
 def _causal_mask(length: int, device: torch.device) -> flex.BlockMask:
     """The same as `create_block_mask` makes from the n x n mask, but from one entry per block."""
     block = torch.arange(-(-length // MASK_BLOCK), device=device)

@@ -108,6 +108,8 @@ def why_unsupported(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
     """
     if not HAS_KERNELS:
         return "the kernels need the package triton, and a PyTorch built for GPUs"
+    if torch.version.hip is not None:
+        return "the kernels are for NVIDIA's GPUs"
     if x.is_cuda and IS_INTERPRETED:
         return "TRITON_INTERPRET is set, with which the kernels would run on the CPU"
     if x.dtype not in DTYPES:

@@ -455,3 +455,33 @@ def test_what_is_reordered_or_copied_in_inference_mode_goes_on(name, order):
         for at in range(9, 12):
             out, state = attention.step(*(x[:, :, at : at + 1] for x in given), state)
         assert_equal(out, attention(*(x[:, :, :12] for x in given))[:, :, -1:])
+
+
+def test_what_is_exported_leaves_nothing_behind():
+    """The exporter computes with tensors that have no numbers: whatever is kept must not be one of them."""
+
+    class Steps(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = attention_zoo.create("polysketch", head_dim=8, num_heads=2, sketch_size=4, causal=True)
+
+        def forward(self, query, key, value):
+            return self.attention.prefill(query, key, value)[0]
+
+    steps, given = Steps().double().eval(), [torch.randn(1, 2, 5, 8, dtype=torch.float64) for _ in range(3)]
+    states._pairs.cache_clear()
+    torch.export.export(steps, tuple(given))
+    (out, state), whole = steps.attention.prefill(*(x[:, :, :4] for x in given)), steps.attention(*given)
+    assert_equal(out, whole[:, :, :4])
+    assert_equal(steps.attention.step(*(x[:, :, 4:] for x in given), state)[0], whole[:, :, 4:])
+
+
+def test_indices_that_are_kept_grow_with_no_batch_or_prompt():
+    attention = attention_zoo.create("polysketch", head_dim=8, num_heads=4, sketch_size=8, causal=True)
+    states._pairs.cache_clear()
+    for length in (37, 38):
+        attention.prefill(*(torch.randn(16, 4, length, 8) for _ in range(3)))
+    assert states._pairs.cache_info().currsize == 1
+    first, second, roots = states._pairs(8, states.VECTORS, torch.device("cpu"), torch.float32)
+    assert states._pairs.cache_info().currsize == 1, "the one that is kept"
+    assert len(first) == len(second) == states.VECTORS * len(roots)

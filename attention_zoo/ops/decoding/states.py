@@ -15,6 +15,8 @@ from attention_zoo.ops.masking import power_, visible_rows
 
 # Tokens of a prompt whose tensored features are in memory together.
 ROWS = 128
+# Feature vectors that are tensored at once: the indices of their pairs are kept, and would grow with the batch.
+VECTORS = 256
 
 
 class State:
@@ -224,9 +226,15 @@ class FeatureSums(State):
         """The tensored features, `(batch * heads, tokens, width)`."""
         if self.degree == 1:
             return features.flatten(0, 1)
-        vectors, numbers = features.shape[:3].numel(), features.reshape(-1)
-        first, second, roots = _pairs(self._features, vectors, features.device, features.dtype)
-        expanded = numbers.index_select(0, first).mul_(numbers.index_select(0, second))
+        indices = _pairs if type(features) is Tensor else _pairs.__wrapped__  # a compiler's tensors are not kept
+        vectors = min(features.shape[:3].numel(), VECTORS)
+        first, second, roots = indices(self._features, vectors, features.device, features.dtype)
+        products = []
+        for numbers in features.reshape(-1).split(vectors * self._features):
+            if (count := len(numbers) // self._features * len(roots)) < len(first):
+                first, second = first[:count], second[:count]
+            products.append(numbers.index_select(0, first).mul_(numbers.index_select(0, second)))
+        expanded = torch.cat(products) if products[1:] else products[0]
         return expanded.view(len(self.sums), features.shape[2], len(roots)).mul_(roots)
 
     def _rescale(self, log_scale: Tensor) -> Tensor:
@@ -278,7 +286,7 @@ class FeatureSums(State):
         key, parts = expanded[:, 1:], value.reshape(len(self.sums) * self.parts, self.rows, 1).to(expanded.dtype)
         if log_scale is not None:
             key = key * self._rescale(log_scale).view(-1, 1, 1)
-        column = torch.cat([parts, _ones(len(parts), self.device, parts.dtype)], 1)
+        column = F.pad(parts, (0, 0, 0, 1), value=1.0)
         self.sums.addcmul_(column.view(*self.sums.shape[:2], 1), key)
         return self._divided(self._of_queries(expanded[:, :1]), bias)
 
@@ -308,11 +316,6 @@ def _pairs(features: int, vectors: int, device: torch.device, dtype: torch.dtype
     pairs = torch.stack([index, index + index // features]) % features
     first, second = (pairs[:, None] + features * torch.arange(vectors, device=device)[:, None]).flatten(1)
     return first, second, (2 - (pairs[0] == pairs[1]).to(dtype)).sqrt()
-
-
-@functools.lru_cache(maxsize=16)
-def _ones(rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.ones(rows, 1, 1, device=device, dtype=dtype)
 
 
 class BlockState(State):

@@ -14,7 +14,7 @@ ROWS = (
     Entry("features_gradient", Configuration({"BLOCK_T": 32, "BLOCK_F": 32}, 4, 2), bits=16),
     Entry("features_gradient", Configuration({"BLOCK_T": 32, "BLOCK_F": 32}, 4, 2), at_most={"width": 64}),
     Entry("features_gradient", Configuration({"BLOCK_T": 16, "BLOCK_F": 32}, 4, 2)),
-    Entry("sketch", Configuration({"BLOCK_T": 128}, 4, 1), bits=16),
+    Entry("sketch", Configuration({"BLOCK_T": 128}, 4, 1), bits=16, at_most={"r": 64}),
     Entry("sketch", Configuration({"BLOCK_T": 64}, 8, 1)),
     Entry("sketch_gradient", Configuration({"BLOCK_T": 32}, 4, 1), (0, 89), 16),
     Entry("sketch_gradient", Configuration({"BLOCK_T": 64}, 4, 1), bits=16, at_most={"width": 64, "r": 64}),

@@ -77,3 +77,8 @@ def test_a_million_tokens_in_blocks_of_sixteen_fit_a_grid(degree, monkeypatch):
     triton.backward(torch.empty_like(out), inputs, out, triton.Residuals(*residuals))
     assert len(grids) >= 10
     assert all(size <= most for grid in grids for size, most in zip(grid, LARGEST_GRID, strict=False))
+
+
+def test_another_makers_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert launching.why_unsupported(torch.ones(1, 1, 16, 64)) == "the kernels are for NVIDIA's GPUs"
