@@ -103,7 +103,7 @@ class Image(data_sets.HubSettings, ImageSettings):
         """Read the images, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
         if self.data == DIGITS:
             answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
-            source = "digits of scikit-learn (stand-in for CIFAR-10)"
+            source = "digits of scikit-learn, each class split alike (stand-in for CIFAR-10)"
             how = (dict.fromkeys(SPLITS), functools.partial(_digit, self.side), config["seed"])
             return Fresh(source, LEVELS, self.causal, *how, unit="digits", **answers)
         train, test = (rows(self.identity(s), self._grey(s), cache_dir) for s in PARTS)

@@ -25,11 +25,13 @@ from bench.training import saved
 
 FORMAT = 1
 """Part of the cache key: increase it if the same settings come to mean other numbers."""
+TRIED = 64
+"""Test examples that are looked at for each one without padding."""
 
 
 @dataclass(frozen=True)
 class Trained(ModelSource):
-    """The batch is the first `seq_len` tokens of each of the first `batch_size` examples of the task's test split.
+    """The batch is the first `seq_len` tokens of the first `batch_size` test examples that have no padding there.
 
     `model` is a folder that `bench=train` left in `results_dir/training`. If the model has rotary positions, queries
     and keys are rotated.
@@ -134,9 +136,18 @@ class Trained(ModelSource):
         batch_size, size = config["batch_size"], task.size("test")
         allowed = f"at most {size}, as many examples as {self.model} is tested on"
         require("batch_size", batch_size, size is None or batch_size <= size, allowed)
-        tokens = task.batch("test", range(batch_size)).tokens
-        tokens = tokens if tokens.dim() == 2 else tokens[:, 0]  # for a pair, the first document
-        return tokens[:, : config["seq_len"]].contiguous()
+        length, whole = config["seq_len"], []
+        tried = range(batch_size * (1 if task.padding is None else TRIED))[:size]
+        for index in tried:
+            tokens = task.batch("test", [index]).tokens
+            beginning = tokens.view(-1, tokens.shape[-1])[:1, :length]  # of a pair the first document
+            # The model does not see padding, but a mechanism that is measured would take it for keys.
+            if task.padding is None or bool((beginning != task.padding).all()):
+                whole.append(beginning)
+            if len(whole) == batch_size:
+                return torch.cat(whole)
+        allowed = f"shorter: only {len(whole)} of {len(tried)} examples of {self.model} are so long without padding"
+        raise ValueError(f"seq_len={length}: must be {allowed}")
 
 
 def attention_inputs(model: nn.Module, tokens: Tensor, layer: int) -> Inputs:

@@ -97,8 +97,13 @@ def context(folder, tmp_path, attention=LEARNED, **values):
 
 def tokens(kind, count=4, seed=5):
     given = {"task": OF_KIND[kind]["task"], "causal": OF_KIND[kind]["causal"], "seq_len": 12, "seed": seed}
-    read = tasks.open_task(given, Path("/nowhere")).batch("test", range(count)).tokens
-    return read if read.dim() == 2 else read[:, 0]
+    task = tasks.open_task(given, Path("/nowhere"))
+    if kind != "classifier":
+        return task.batch("test", range(count)).tokens
+    read = task.batch("test", range(100)).tokens[:, 0]
+    is_whole = (read != 0).all(1)
+    assert count < is_whole.sum() < 100
+    return read[is_whole][:count]
 
 
 @pytest.mark.parametrize("kind", OF_KIND)
@@ -173,6 +178,13 @@ def test_initialised_is_the_same_model_as_new(trained, tmp_path):
     for a, b, c, d in zip(first, again, other, expected, strict=True):
         assert torch.equal(a, b) and torch.equal(a, d) and not torch.equal(a, c)
     assert not torch.equal(first[0], loaded(trained(), tmp_path, inputs={"layer": 1})[0])
+
+
+def test_a_length_at_which_all_examples_have_padding_is_refused(trained, tmp_path, monkeypatch):
+    """A classifier does not see padding, but a mechanism that is measured would take it for keys."""
+    monkeypatch.setattr("bench.training.inputs.TRIED", 1)
+    with pytest.raises(ValueError, match=r"^seq_len=12: must be shorter: only \d of 4 examples of .* without padding$"):
+        loaded(trained(kind="classifier"), tmp_path)
 
 
 def test_a_text_is_read_by_the_model_that_was_trained_on_it(trained, tmp_path):
