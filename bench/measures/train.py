@@ -78,11 +78,11 @@ class Train(Benchmark):
             self._train(context, trainer, None if trainer.world.rank else keep)
             examples = trainer.settings.test_examples
             tested_step = trainer.load_best_weights()
+            if keep and not trainer.world.rank:  # before tests, which may need more memory than steps
+                saved.save(keep, trainer.model, saved.Saved(context.config, *_sizes(trainer.task)))
             test = trainer.evaluate("test", examples) | {"step": tested_step}
             test["loss_by_position"] = _rounded(test["loss_by_position"])
             more = {"branches": _without_branches(trainer), "longer": _at_other_lengths(context, trainer)}
-        if keep and not trainer.world.rank:
-            saved.save(keep, trainer.model, saved.Saved(context.config, *_sizes(trainer.task)))
         task = trainer.task
         found = {"seconds": _rounded(trainer.seconds), "validation": trainer.evaluations, "test": test}
         parameters = sum(p.numel() for p in trainer.model.parameters())

@@ -11,6 +11,21 @@ DISCOUNTS = np.linspace(0.05, 0.95, 19)
 """Candidate discounts; the validation split chooses one."""
 
 
+CHUNK = 2**24
+"""Tokens whose pairs are counted at once: those of a whole library would need tens of GB."""
+
+
+def counted_pairs(tokens: Tokens, vocabulary: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The pairs of neighbouring tokens, `first * vocabulary + second`, sorted, and how often each occurs."""
+    seen = times = np.empty(0, np.int64)
+    for start in range(0, len(tokens) - 1, CHUNK):
+        part = np.asarray(tokens[start : start + CHUNK + 1], np.int64)
+        pairs, counts = np.unique(part[:-1] * vocabulary + part[1:], return_counts=True)
+        seen, places = np.unique(np.concatenate([seen, pairs]), return_inverse=True)
+        times = np.bincount(places, np.concatenate([times, counts]), len(seen)).astype(np.int64)
+    return seen, times
+
+
 def unigram_loss(tokens: Mapping[str, Tokens], vocabulary: int) -> float:
     """Cross-entropy of the test split without its first token, nats per token, by the training split's frequencies.
 
@@ -31,8 +46,9 @@ def bigram_loss(tokens: Mapping[str, Tokens], vocabulary: int) -> float:
     and p(w) is computed in the same way from the number of different tokens before w (Kneser and Ney, 1995; Chen and
     Goodman, 1999). The discount d is the one in `DISCOUNTS` with the lowest loss on the validation split.
     """
-    pairs = {split: each[:-1].astype(np.int64) * vocabulary + each[1:] for split, each in tokens.items()}
-    seen, times = np.unique(pairs["train"], return_counts=True)
+    tested = {split: tokens[split] for split in ("validation", "test")}
+    pairs = {split: each[:-1].astype(np.int64) * vocabulary + each[1:] for split, each in tested.items()}
+    seen, times = counted_pairs(tokens["train"], vocabulary)
     first, second = np.divmod(seen, vocabulary)
     contexts = np.bincount(first, times, vocabulary)
     followers, precedents = (np.bincount(each, minlength=vocabulary) for each in (first, second))

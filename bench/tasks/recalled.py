@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.tasks.corpus import Tokens
+from bench.tasks.ngram import counted_pairs
 
 Ids = NDArray[np.int64]
 
@@ -23,9 +24,12 @@ KINDS = ("other", "recalled_below_64", "recalled_64_127", "recalled_128_255", "r
 def frequent_pairs(tokens: Tokens, vocabulary: int) -> Ids:
     """The pairs of neighbouring tokens that occur more than `FREQUENT` times, `first * vocabulary + second`, sorted.
 
-    For byte tokens: pairs of neighbouring words instead, numbered by `_pairs`.
+    For byte tokens: pairs of neighbouring words instead, numbered by `_word_pairs`.
     """
-    pairs, counts = np.unique(_pairs(np.asarray(tokens), vocabulary), return_counts=True)
+    if vocabulary != BYTES:
+        pairs, counts = counted_pairs(tokens, vocabulary)
+    else:
+        pairs, counts = np.unique(_word_pairs(np.asarray(tokens))[0], return_counts=True)
     return pairs[counts > FREQUENT]
 
 
@@ -36,19 +40,13 @@ def kinds(window: NDArray[np.integer], frequent: Ids, vocabulary: int) -> Ids:
     word's kind, which is recalled if the whole word and the one before it occurred earlier.
     """
     if vocabulary != BYTES:
-        pairs = _pairs(window, vocabulary)
+        pairs = window[:-1].astype(np.int64) * vocabulary + window[1:]
         return _kinds(pairs, np.arange(len(pairs)), frequent)
     pairs, starts, ends = _word_pairs(window)
     found = np.zeros(len(window), np.int64)
     for kind, start, end in zip(_kinds(pairs, starts, frequent), starts, ends, strict=True):
         found[start:end] = kind
     return found[1:]
-
-
-def _pairs(tokens: NDArray[np.integer], vocabulary: int) -> Ids:
-    if vocabulary == BYTES:
-        return _word_pairs(tokens)[0]
-    return tokens[:-1].astype(np.int64) * vocabulary + tokens[1:]
 
 
 def _kinds(pairs: Ids, places: Ids, frequent: Ids) -> Ids:

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bench.tasks.ngram import DISCOUNTS, bigram_loss, unigram_loss
+from bench.tasks import ngram
+from bench.tasks.ngram import DISCOUNTS, bigram_loss, counted_pairs, unigram_loss
 
 
 def splits(tokens, dtype=np.uint8):
@@ -62,3 +63,14 @@ def test_losses_are_those_of_a_literal_computation(vocabulary, count, dtype):
         by_discount = {d: literal(train, validation, vocabulary, d) for d in DISCOUNTS}
         best = min(by_discount, key=by_discount.__getitem__)
         assert loss(tokens, vocabulary) == pytest.approx(literal(train, test, vocabulary, best), rel=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])
+def test_pairs_are_counted_in_parts_of_a_long_text(monkeypatch, count):
+    monkeypatch.setattr(ngram, "CHUNK", 7)
+    tokens = uniform(5, count).astype(np.uint16)
+    pairs, counts = counted_pairs(tokens, 5)
+    assert dict(zip(pairs.tolist(), counts.tolist(), strict=True)) == Counter(
+        5 * a + b for a, b in pairwise(tokens.tolist())
+    )
+    assert pairs.tolist() == sorted(pairs.tolist())
