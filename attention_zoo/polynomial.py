@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attention_zoo.checks import check_int, require
 from attention_zoo.dense import NormedDotProducts
@@ -90,6 +90,9 @@ class Polynomial(NormedDotProducts):
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         if not launching.on_gpu(query) or launching.why_unsupported(query, HEAD_DIMS) is not None:
             return super()._fused(query, key, value, padding)
+        norm = launching.kernel_norm(self.layernorm)
+        if norm is None:
+            query, key = self.layernorm(query), self.layernorm(key)
         out = polynomial_attention(
             query,
             key,
@@ -99,7 +102,7 @@ class Polynomial(NormedDotProducts):
             bias=self.bias,
             causal=self.causal,
             padding=padding,
-            norm=self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None,
+            norm=norm,
         )
         return out, "triton"
 

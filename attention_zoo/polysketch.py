@@ -281,9 +281,9 @@ class Polysketch(FeatureMapAttention):
 
     def _features_by_kernels(self, x: Tensor) -> Tensor:
         """`features` by kernels where there are any."""
-        norm = self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None
+        norm = launching.kernel_norm(self.layernorm)
         if isinstance(self.sketch, RandomSketch) and why_no_sketch(x, self.sketch_size) is None:
-            return self.sketch.forward_fused(x, norm, self.scale)
+            return self.sketch.forward_fused(x if norm is not None else self.layernorm(x), norm, self.scale)
         if isinstance(self.sketch, LearnedSketch):
             return self.sketch.forward_fused(x if self.scale == 1 else x * math.sqrt(self.scale))
         return self.features(x)
@@ -352,7 +352,10 @@ class Polysketch(FeatureMapAttention):
         if not isinstance(sketch, RandomSketch) or sketch.children_sketches or not tiles.holds(sketch.matrices):
             both = self.features(torch.cat([query, key], 2))
             return step_features(state, both, value, bias=self.bias), "triton"
-        options: dict[str, Any] = {"norm": self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None}
+        norm = launching.kernel_norm(self.layernorm)
+        if norm is None:
+            query, key = self.layernorm(query), self.layernorm(key)
+        options: dict[str, Any] = {"norm": norm}
         options |= {"scale": self.scale / math.sqrt(self.sketch_size), "bias": self.bias}
         return step_sketched(state, query, key, value, matrices=sketch.matrices, **options), "triton"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # As Triton reads it, when the kernels are imported.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on")
@@ -97,6 +97,13 @@ def is_gpu(device: torch.device) -> bool:
 def on_gpu(x: Tensor) -> bool:
     """Whether the kernels run on the device of x."""
     return is_gpu(x.device)
+
+
+def kernel_norm(norm: nn.Module) -> nn.LayerNorm | None:
+    """The norm if kernels can apply it: a LayerNorm with weight and bias. None: it is to be applied before them."""
+    if type(norm) is not nn.LayerNorm or norm.weight is None or norm.bias is None:
+        return None
+    return norm
 
 
 def why_unsupported(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from closeness import assert_near
 from operations import DEVICE, assert_equals_formula, drawn
+from torch import nn
 
 import attention_zoo
 from attention_zoo.ops import launching
@@ -72,3 +73,22 @@ def test_the_features_of_a_mechanism_are_those_of_its_modules(given, monkeypatch
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits(dtype):
     assert_is_the_formula(rows(300, 64).to(dtype), 1, 32, tolerance=1e-2)
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm(32), nn.LayerNorm(32, bias=False), nn.LayerNorm(32, 1e-5, False)])
+@pytest.mark.parametrize("name", ["polynomial", "polysketch"])
+def test_a_norm_that_somebody_has_replaced_is_applied(name, norm, monkeypatch):
+    """Kernels apply a LayerNorm with weight and bias; any other module comes before them."""
+    given = {"sketch_size": 16} if name == "polysketch" else {}
+    attention = attention_zoo.create(name, head_dim=32, num_heads=HEADS, causal=True, **given).to(DEVICE)
+    attention.layernorm = norm.to(DEVICE)
+    tokens = [rows(20, 32) for _ in range(3)]
+    with torch.no_grad():
+        attention.impl = "reference"
+        expected = attention(*tokens)
+        monkeypatch.setattr(launching, "is_gpu", lambda device: True)
+        attention.impl = "auto"
+        assert_near(attention(*tokens), expected, 1e-4)
+        assert attention.executed.backend.startswith("triton")
+        _, state = attention.prefill(*(x[:, :, :19] for x in tokens))
+        assert_near(attention.step(*(x[:, :, 19:] for x in tokens), state)[0], expected[:, :, 19:], 1e-4)
