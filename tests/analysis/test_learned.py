@@ -348,15 +348,24 @@ def test_names_beside_points_cover_neither_each_other_nor_a_point():
         assert not any(box.contains(*point) for point in points)
 
 
-@pytest.mark.parametrize(("right", "is_joined"), [(11.9, True), (40.0, False)])
-def test_a_name_nearer_to_another_point_than_to_its_own_is_joined_to_its_own(right, is_joined):
-    """It stands 5 points from its own; the other point is that far to the right, 4 points from the name, or far off."""
-    _, (axes,) = layout.grid(1)
-    width, height = 72 * 0.75 * layout.PANEL[0], 72 * 0.7 * layout.PANEL[1]
-    rows = pd.DataFrame({"x": [0.5, 0.5 + right / width], "value": [0.5, 0.5 + 6 / height]})
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    marks.beside(axes, rows.assign(x_low=np.nan, x_high=np.nan, low=np.nan, high=np.nan), "x", ["a", "b"])
-    assert (axes.texts[0].arrow_patch is not None) == is_joined
+def test_a_name_nearer_to_another_point_than_to_its_own_is_joined_to_its_own(rng):
+    """And one that is far from its own; others stand beside it without a line."""
+    seen = set()
+    for _ in range(20):
+        _, (axes,) = layout.grid(1)
+        size = np.array([72 * 0.75 * layout.picture(axes).panel_width, 72 * 0.7 * layout.PANEL[1]])
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        points = rng.uniform(0.4, 0.6, (8, 2))
+        rows = pd.DataFrame({"x": points[:, 0], "value": points[:, 1]})
+        marks.beside(axes, rows.assign(x_low=np.nan, x_high=np.nan, low=np.nan, high=np.nan), "x", ["name"] * 8)
+        for number, text in enumerate(axes.texts):
+            low = points[number] * size + text.xyann
+            high = np.add(low, (marks._LETTER * layout.SMALLEST * 4, 1.25 * layout.SMALLEST))
+            gaps = np.hypot(*(np.clip(points * size, low, high) - points * size).T)
+            is_clear = gaps[number] <= min(8, gaps.min() + 0.02)
+            assert (text.arrow_patch is None) == is_clear
+            seen.add((is_clear, bool(gaps[number] <= 8)))
+    assert seen == {(True, True), (False, True), (False, False)}
 
 
 def test_names_of_a_panel_have_the_settings_that_tell_them_apart():
