@@ -88,7 +88,7 @@ class Fork:
 
     def __init__(self) -> None:
         self.channel, theirs = multiprocessing.Pipe()
-        self._state = {**_state(), "environment": dict(os.environ)}
+        self._state, self._environment = _state(), dict(os.environ)
         stderr, written = os.pipe()
         sys.stdout.flush()  # what is printed but not written yet would be written twice
         self.pid = os.fork()
@@ -103,9 +103,15 @@ class Fork:
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether a new process with this environment would have loaded the same, in the same way."""
-        names = {*environment, *self._state["environment"]} - READ_LATER
-        alike = all(environment.get(name) == self._state["environment"].get(name) for name in names)
-        return alike and _state().items() <= self._state.items()
+        names = {*environment, *self._environment} - READ_LATER
+        alike = all(environment.get(name) == self._environment.get(name) for name in names)
+        return alike and _state() == self._state
+
+    def discard(self) -> None:
+        """Let it end without having served."""
+        self.channel.close()
+        self.wait()
+        self.stderr.close()
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
@@ -128,17 +134,18 @@ class Server:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._process: Fork | subprocess.Popen[bytes]
-        prepared = _prepared.pop() if _prepared else None
-        if prepared is not None and prepared.fits(environment):
-            self._started, self._channel, self._process = psutil.Process().create_time(), prepared.channel, prepared
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._channel.send(dict(environment))
-        else:
-            if prepared is not None:
-                prepared.channel.close()
+        fork = _prepared.pop() if _prepared else None
+        if fork is not None and not fork.fits(environment):
+            fork.discard()
+            fork = None
+        if fork is None:
             self._started, (self._channel, theirs) = time.time(), multiprocessing.Pipe()
             with theirs:
                 self._process = _start_new(theirs.fileno(), environment)
+        else:  # its code is as old as this process
+            self._started, self._channel, self._process = psutil.Process().create_time(), fork.channel, fork
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                fork.channel.send(dict(environment))
         self.receive(None)
 
     def serves(self, sources: Iterable[Source]) -> bool:

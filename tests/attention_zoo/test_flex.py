@@ -181,3 +181,11 @@ def test_the_kernel_is_compiled_however_many_inputs_it_sees():
                 continue
             exact = [x.detach().double().cpu() for x in given]
             assert_near(out.cpu(), create("polynomial", **settings)(*exact).detach(), 5e-2)
+
+
+def test_a_mask_made_in_inference_mode_serves_trainings():
+    """It is kept, and the operator that would save it for its backward pass runs on no CPU."""
+    _causal_mask.cache_clear()
+    with torch.inference_mode():
+        mask = _causal_mask(300, torch.device("cpu"))
+    assert not mask.kv_indices.is_inference() and not mask.full_kv_indices.is_inference()

@@ -28,6 +28,7 @@ from bench.plan.config import check
 from bench.training import inputs as trained_inputs
 from bench.training import saved
 from bench.training.inputs import Trained, attention_inputs
+from bench.training.loop import Trainer
 
 LEARNED = {"name": "polysketch", "sketch": "learned", "sketch_size": 8}
 OF_KIND = {
@@ -90,6 +91,22 @@ def loaded(folder, tmp_path, **values):
 
 def context(folder, tmp_path, attention=LEARNED, **values):
     return CellContext(reading(folder, attention, **values).config, tmp_path / "cache")
+
+
+def test_a_model_is_saved_before_its_test(tmp_path, monkeypatch):
+    """The test may need more memory than training, and hours are lost with the weights."""
+
+    evaluate = Trainer.evaluate
+
+    def too_large(trainer, split, examples):
+        if split == "test":
+            raise MemoryError
+        return evaluate(trainer, split, examples)
+
+    monkeypatch.setattr(Trainer, "evaluate", too_large)
+    with pytest.raises(MemoryError):
+        train(tmp_path, "softmax")
+    assert saved.load_weights(tmp_path)
 
 
 # --- query, key and value

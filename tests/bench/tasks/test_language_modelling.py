@@ -12,7 +12,7 @@ from reading import minilm_tokenizer, needs_data
 from tokenizers import Tokenizer
 
 from bench.common.errors import ConfigError
-from bench.inputs import models
+from bench.inputs import models, texts
 from bench.tasks import SPLITS, corpus, open_task
 from bench.tasks.corpus import LocalText
 
@@ -243,6 +243,13 @@ def reached(monkeypatch):
 
 WIKITEXT = ("Salesforce/wikitext", "wikitext-103-raw-v1", "b08601e04326c79dfdd32d625aee71d232d685c3")
 PG19 = ("emozilla/pg19", None, "c021754c8e01c5b1cc83a1f549c1f97fbbb756b8")
+
+
+def test_a_folder_that_cannot_be_read_is_no_hub_out_of_reach(reached, tmp_path):
+    """Nothing else may be read in its place, as where the hub does not answer."""
+    reached(error=FileNotFoundError("no data files"))
+    with pytest.raises(ValueError, match=f"task.data='{tmp_path}': cannot be read: .*no data files"):
+        list(texts.records(str(tmp_path), None, None, "train", "task.data", ("text",)))
 
 
 @pytest.mark.parametrize(

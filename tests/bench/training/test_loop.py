@@ -51,6 +51,20 @@ def test_an_accumulated_batch_is_the_whole_one_and_parts_with_fewer_questions_we
     torch.testing.assert_close(weights(accumulated), weights(whole), rtol=0, atol=1e-12)
 
 
+def test_a_batch_that_asks_nothing_teaches_nothing():
+    """In pretraining none of a few tokens may be hidden."""
+
+    class Silent(Ramps):
+        def batch(self, split, indices):
+            tokens, targets, _ = super().batch(split, indices)
+            return Batch(tokens, torch.full_like(targets, IGNORED))
+
+    one = trainer(task=Silent(), weight_decay=0.0)
+    before = weights(one)
+    one.train_step()
+    assert one.curve["train_loss"] == [0.0] and torch.equal(weights(one), before)
+
+
 def test_evaluation_changes_nothing_and_is_that_of_all_examples_at_once():
     quiet, looked_at = trainer(0.3), trainer(0.3)
     for _ in range(6):

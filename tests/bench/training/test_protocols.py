@@ -215,6 +215,7 @@ def test_first_it_names_hidden_tokens_and_then_classes():
         ({"schedule": "cosine"}, "training.schedule='cosine': must be one of linear, constant, one_cycle"),
         ({"order": "random"}, "training.order='random': must be one of shuffled, sequential"),
         ({"checkpoint": "first"}, "training.checkpoint='first': must be one of last, best"),
+        ({"epsilon": 0.0}, "training.epsilon=0.0: must be a number above 0"),
         ({"patience": 0}, "training.patience=0: must be a number of at least 1"),
         (
             {"pretrain_steps": 950},
