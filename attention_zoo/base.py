@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.checks import check_bool, check_indices, check_int, check_seed, check_tensors, require
+from attention_zoo.checks import check_bool, check_indices, check_int, check_seed, require
 from attention_zoo.choice import ImplementationChoice
 from attention_zoo.info import Executed, UnsupportedError
+from attention_zoo.input_checks import InputChecks
 from attention_zoo.ops.decoding.states import KeyValueCache, State
 from attention_zoo.ops.fused_softmax import why_unsupported
 from attention_zoo.ops.masking import visible_rows
@@ -20,7 +21,7 @@ Rows = Tensor | slice  # positions of rows of an attention matrix
 MAX_ENTRIES = 2**24  # entries of an attention matrix that `output_rows` has in memory at once
 
 
-class Attention(ImplementationChoice):
+class Attention(InputChecks, ImplementationChoice):
     """Base class: `forward(query, key, value, key_padding_mask)` on `(batch, heads, seq_len, head_dim)` tensors.
 
     A subclass sets `info`, takes its hyperparameters as keyword-only arguments with defaults, passes the rest on as
@@ -370,31 +371,6 @@ class Attention(ImplementationChoice):
         """A new generator on the CPU, so that devices agree and torch's global state is neither read nor changed."""
         return torch.Generator("cpu").manual_seed(self.seed)
 
-    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
-        self._check_shapes(query, key, value, padding)
-        if query.device.type not in self.info.devices:
-            devices = ", ".join(self.info.devices)
-            raise UnsupportedError(f"{self.info.name} does not run on {query.device.type}; it runs on {devices}")
-        # Powers, exponentials and sums over keys overflow float16 under autocast, too.
-        for dtype, given in ((query.dtype, ""), (product_dtype(query), "autocast to ")):
-            if dtype not in self.info.dtypes:
-                dtypes = ", ".join(map(str, self.info.dtypes))
-                raise UnsupportedError(f"{self.info.name} does not take {given}{dtype}; it takes {dtypes}")
-
-    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
-        check_tensors(query, key, value, self.num_heads, self.head_dim)
-        self._check_length(max(query.shape[2], key.shape[2]))
-        if query.shape[2] != key.shape[2] and (self.causal or not self.info.cross):
-            kind, got = " (causal)" if self.causal else "", f"{key.shape[2]} keys and {query.shape[2]} queries"
-            raise UnsupportedError(f"{self.info.name}{kind} needs as many keys as queries, got {got}")
-        if padding is not None:
-            if not self.info.padding:
-                raise UnsupportedError(f"{self.info.name} does not support key_padding_mask")
-            shape = (key.shape[0], key.shape[2])
-            require("key_padding_mask.dtype", padding.dtype, padding.dtype == torch.bool, "torch.bool")
-            require("key_padding_mask.shape", tuple(padding.shape), tuple(padding.shape) == shape, f"{shape}")
-            require("key_padding_mask.device", padding.device, padding.device == key.device, f"key's {key.device}")
-
     def _check_decodes(self) -> None:
         if not self.info.decode:
             raise UnsupportedError(f"{self.info.name} cannot decode: it has no recurrent form")
@@ -412,11 +388,6 @@ class Attention(ImplementationChoice):
             require("query.shape", shape, shape[2] == 1, f"one token, {(*shape[:2], 1, shape[3])}")
             self._check_fits(query, state)
             self._checked_step = step
-
-    def _check_length(self, length: int) -> None:
-        limit = self.max_seq_len or length
-        allowed = f"between 1 and max_seq_len={limit}" if self.max_seq_len else "at least 1"
-        require("seq_len", length, 1 <= length <= limit, allowed)
 
     def _check_fits(self, query: Tensor, state: State) -> None:
         self._check_length(state.length + query.shape[2])

@@ -83,6 +83,15 @@ def test_no_module_imports_itself_in_a_circle():
     assert len(list(TopologicalSorter(graph).static_order())) == len(FILES)
 
 
+def test_a_file_is_one_idea_and_a_function_fits_on_a_screen():
+    for module, file in FILES.items():
+        text = file.read_text()
+        assert len(text.splitlines()) <= 400, module
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno - node.lineno < 60, f"{module}.{node.name}"
+
+
 def inside_functions(file: Path) -> Iterator[str | None]:
     """What a file's functions import."""
     for function in ast.walk(ast.parse(file.read_text())):

@@ -71,6 +71,53 @@ class Sums:
         return sums, [round(count) for count in counts]
 
 
+class Tally:
+    """What a model answers to examples of a split, by position, unit of replication and kind of answer."""
+
+    def __init__(self, task: Task, split: str, indices: Sequence[int], device: torch.device) -> None:
+        self.task, self.split, self.indices = task, split, indices
+        self.units, self.kinds = task.units(split, indices), task.kinds if split == "test" else ()
+        length, units = task.batch(split, [0]).targets.shape[1], max(self.units) + 1
+        self.right = torch.zeros((), dtype=torch.float64, device=device)
+        self.by_position, self.by_unit, self.right_by_unit, self.by_kind = (
+            Sums(size, device) for size in (length, units, units, len(self.kinds))
+        )
+
+    def add(self, numbers: Sequence[int], targets: Tensor, losses: Tensor, is_right: Tensor) -> None:
+        """Add the `answers` to examples, whose numbers are places in `indices`."""
+        rows, columns = (targets != IGNORED).nonzero(as_tuple=True)
+        wrong = torch.zeros(len(numbers), device=targets.device).index_add_(0, rows, (~is_right).float())
+        self.right += is_right.sum()
+        self.by_position.add(losses, columns)
+        units = torch.tensor([self.units[number] for number in numbers], device=targets.device)
+        self.by_unit.add(losses, units[rows])
+        self.right_by_unit.add((wrong == 0).float(), units)
+        if self.kinds:
+            kinds = np.stack([self.task.kinds_of(self.split, self.indices[number]) for number in numbers])
+            self.by_kind.add(losses, torch.from_numpy(kinds).to(targets.device)[rows, columns])
+
+    def results(self, world: World) -> dict[str, Any]:
+        """What `evaluate` returns, of the examples of all processes."""
+        total, asked = self.by_position.over(world)
+        if not math.isfinite(sum(total)):
+            raise NonFiniteError(f"the loss of the {self.split} split is {sum(total) / sum(asked):g}")
+        whole = self.right_by_unit.over(world)
+        results = {
+            "examples": len(self.indices),
+            "loss": sum(total) / sum(asked),
+            "token_accuracy": float(world.total(self.right)) / sum(asked),
+            "example_accuracy": sum(whole[0]) / len(self.indices),
+            "loss_by_position": [loss / times if times else None for loss, times in zip(total, asked, strict=True)],
+            "loss_by_unit": linearised(*self.by_unit.over(world)),
+        }
+        if self.task.classes is not None:
+            results["accuracy_by_unit"] = linearised(*whole)
+        if self.kinds:
+            parts = zip(self.kinds, *self.by_kind.over(world), strict=True)
+            results["parts"] = {kind: {"answers": answers, "loss": loss} for kind, loss, answers in parts}
+        return results
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -97,47 +144,15 @@ def evaluate(
     size = task.size(split)
     count = min(examples, size or examples)
     indices = range(count) if size is None else [number * size // count for number in range(count)]
-    length = task.batch(split, [0]).targets.shape[1]
-    units, kinds = task.units(split, indices), task.kinds if split == "test" else ()
-    right = torch.zeros((), dtype=torch.float64, device=device)
-    by_position, by_unit, right_by_unit, by_kind = (
-        Sums(size, device) for size in (length, max(units) + 1, max(units) + 1, len(kinds))
-    )
+    tally = Tally(task, split, indices, device)
     for first in range(0, count, batch_size):
         of_batch = range(first, min(first + batch_size, count))
         own = of_batch[world.rows(len(of_batch))]
         if not own:
             continue
-        examples_of = [indices[number] for number in own]
-        [(tokens, targets, mask)] = pieces(task.batch(split, examples_of), device)
+        [(tokens, targets, mask)] = pieces(task.batch(split, [indices[number] for number in own]), device)
         with autocast():
             losses, is_right = answers(model, tokens, targets, mask)
-        rows, columns = (targets != IGNORED).nonzero(as_tuple=True)
-        wrong = torch.zeros(len(own), device=device).index_add_(0, rows, (~is_right).float())
-        right += is_right.sum()
-        by_position.add(losses, columns)
-        own_units = torch.tensor([units[number] for number in own], device=device)
-        by_unit.add(losses, own_units[rows])
-        right_by_unit.add((wrong == 0).float(), own_units)
-        if kinds:
-            of_answers = torch.from_numpy(np.stack([task.kinds_of(split, index) for index in examples_of])).to(device)
-            by_kind.add(losses, of_answers[rows, columns])
+        tally.add(own, targets, losses, is_right)
         report(of_batch.stop, count)
-    total, asked = by_position.over(world)
-    if not math.isfinite(sum(total)):
-        raise NonFiniteError(f"the loss of the {split} split is {sum(total) / sum(asked):g}")
-    whole = right_by_unit.over(world)
-    found = {
-        "examples": count,
-        "loss": sum(total) / sum(asked),
-        "token_accuracy": float(world.total(right)) / sum(asked),
-        "example_accuracy": sum(whole[0]) / count,
-        "loss_by_position": [loss / times if times else None for loss, times in zip(total, asked, strict=True)],
-        "loss_by_unit": linearised(*by_unit.over(world)),
-    }
-    if task.classes is not None:
-        found["accuracy_by_unit"] = linearised(*whole)
-    if kinds:
-        parts = zip(kinds, *by_kind.over(world), strict=True)
-        found["parts"] = {kind: {"answers": answers, "loss": loss} for kind, loss, answers in parts}
-    return found
+    return tally.results(world)
