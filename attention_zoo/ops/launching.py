@@ -22,6 +22,11 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true",
 HAS_KERNELS = importlib.util.find_spec("triton") is not None and (torch.backends.cuda.is_built() or IS_INTERPRETED)
 # The architecture to assume where a kernel is only interpreted.
 INTERPRETED = 90
+# The oldest that Triton compiles for.
+OLDEST = 80
+# Architectures whose blocks have 99 KiB of shared memory, where others have 163 or 227 (CUDA C++ Programming Guide,
+# technical specifications). For sm_120, which has as little, Triton's code needs less.
+SMALL_SHARED_MEMORY = (86, 89)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -119,6 +124,8 @@ def why_unsupported(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
         return "the kernels are for NVIDIA's GPUs"
     if x.is_cuda and IS_INTERPRETED:
         return "TRITON_INTERPRET is set, with which the kernels would run on the CPU"
+    if on_gpu(x) and architecture(x.device) < OLDEST:
+        return "the kernels are for GPUs of compute capability 8.0 and later"
     if x.dtype not in DTYPES:
         return f"the kernels take {', '.join(str(dtype) for dtype in DTYPES)}, the input is {x.dtype}"
     if head_dims and x.shape[-1] not in head_dims:

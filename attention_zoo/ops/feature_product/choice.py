@@ -22,7 +22,7 @@ def why_unsupported(query: Tensor, features: int, *, block_size: int | None, deg
         return cpu.why_unsupported(query)
     if (reason := launching.why_unsupported(query)) is not None:
         return reason
-    return tiles.why_unsupported(features, query.shape[-1], block_size, degree)
+    return tiles.why_unsupported(query, features, block_size, degree)
 
 
 def normalised_product(

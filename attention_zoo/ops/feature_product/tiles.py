@@ -11,6 +11,8 @@ from attention_zoo.ops.launching import Configuration, Entry, why_not_among
 
 # The columns that features, values and exact queries may have.
 COLUMNS = (16, 32, 64, 128)
+# The most columns that fit into 99 KiB of shared memory, where a product in float32 has both halves of every number.
+WIDEST_FLOAT32 = 64
 # The fewest rows of a block: with fewer, the sums before each block take more memory than what is summed.
 SHORTEST = 16
 # By features, the longest n whose every weight is computed: `n (r + h) / 2` products a row, in blocks `2 r^2 h`.
@@ -90,14 +92,19 @@ def chosen(kernel: str, x: Tensor, **dims: int) -> Configuration:
     return launching.configuration(ROWS, kernel, x, **dims)
 
 
-def why_unsupported(features: int, head_dim: int, block_size: int | None, degree: int) -> str | None:
-    """Why the kernels do not take this number of features, head_dim or block_size; None if they do."""
+def why_unsupported(query: Tensor, features: int, block_size: int | None, degree: int) -> str | None:
+    """Why the kernels do not take queries like these, this number of features or block_size; None if they do."""
+    head_dim = query.shape[-1]
     if block_size is not None and block_size < SHORTEST:
         return f"the kernels take a block_size of at least {SHORTEST}, this is {block_size}"
-    reason = why_not_among("head_dim", head_dim, COLUMNS)
-    if reason is None and degree == 2 and features not in COLUMNS:
+    if (reason := why_not_among("head_dim", head_dim, COLUMNS)) is not None:
+        return reason
+    if degree == 2 and features not in COLUMNS:
         return f"the kernels square {', '.join(map(str, COLUMNS))} features, not {features}"
-    return reason
+    widest = max(features, head_dim) if degree == 2 and query.element_size() == 4 else 0
+    if widest > WIDEST_FLOAT32 and launching.architecture(query.device) in launching.SMALL_SHARED_MEMORY:
+        return f"this GPU's shared memory takes {WIDEST_FLOAT32} columns of float32, not {widest}"
+    return None
 
 
 def default_block_size(seq_len: int, features: int, degree: int) -> int:
