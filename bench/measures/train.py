@@ -79,7 +79,8 @@ class Train(Benchmark):
             examples = trainer.settings.test_examples
             tested_step = trainer.load_best_weights()
             if keep and not trainer.world.rank:  # before tests, which may need more memory than steps
-                saved.save(keep, trainer.model, saved.Saved(context.config, *_sizes(trainer.task)))
+                contents = saved.Saved(context.config, *_sizes(trainer.task))
+                saved.save(keep, trainer.model, contents, trainer.task.tokenizer)
             test = trainer.evaluate("test", examples) | {"step": tested_step}
             test["loss_by_position"] = _rounded(test["loss_by_position"])
             more = {"branches": _without_branches(trainer), "longer": _at_other_lengths(context, trainer)}

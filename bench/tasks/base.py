@@ -57,6 +57,7 @@ class Task:
         classes: of which the one answer of an example is one, 0..classes - 1; null: answers are tokens.
         padding: the token id that means that there is no token; null: none does.
         unit: what `units` are, in the plural.
+        tokenizer: what made the token ids, a file of tokenizers (`.json`); None if there is no such file.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
@@ -69,6 +70,7 @@ class Task:
     classes: int | None = field(default=None, kw_only=True)
     padding: int | None = field(default=None, kw_only=True)
     unit: str = field(default="groups of examples", kw_only=True)
+    tokenizer: bytes | None = field(default=None, kw_only=True, repr=False)
 
     def size(self, split: str) -> int | None:
         """How many examples a split has; null: without end. Raises `ValueError` for another split."""

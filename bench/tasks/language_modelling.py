@@ -89,12 +89,12 @@ class LanguageModelling(Settings):
         seq_len, text = config["seq_len"], corpus.named(self.text)
         source = text.source
         try:
-            vocabulary, of_split = self._read(text, cache_dir)
+            tokenizer, of_split = self._read(text, cache_dir)
         except ConnectionError:
             if self.fallback is None:
                 raise
             source = f"{self.fallback} ({self.text} could not be reached)"
-            vocabulary, of_split = self._read(corpus.named(self.fallback), cache_dir)
+            tokenizer, of_split = self._read(corpus.named(self.fallback), cache_dir)
         tokens, ends = ({split: own[at] for split, own in of_split.items()} for at in (0, 1))
         for split in SPLITS:
             most = len(tokens[split]) - 1
@@ -102,12 +102,13 @@ class LanguageModelling(Settings):
             require_setting("seq_len", seq_len, seq_len <= most, allowed)
         sizes = {split: None if split == "train" else (len(tokens[split]) - 1) // seq_len for split in SPLITS}
         unit = "documents" if len(ends["test"]) else "stretches of the text"
-        return Windows(source, vocabulary, self.causal, sizes, tokens, ends, seq_len, config["seed"], unit=unit)
+        of_text = source, tokenizer.vocabulary, self.causal, sizes, tokens, ends
+        return Windows(*of_text, seq_len, config["seed"], unit=unit, tokenizer=tokenizer.file)
 
-    def _read(self, text: corpus.Text, cache_dir: Path) -> tuple[int, dict[str, corpus.Split]]:
+    def _read(self, text: corpus.Text, cache_dir: Path) -> tuple[tokenizing.Tokenizer, dict[str, corpus.Split]]:
         tokenizer = corpus.tokenizer(text, self.tokenizer, self.vocabulary, cache_dir)
         of_split = {split: corpus.tokens(text, split, tokenizer, self.max_tokens, cache_dir) for split in SPLITS}
-        return tokenizer.vocabulary, of_split
+        return tokenizer, of_split
 
 
 @dataclass

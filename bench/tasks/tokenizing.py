@@ -20,11 +20,15 @@ SAMPLE = 2**26
 
 
 class Tokenizer(NamedTuple):
-    """`encode` returns the ids of a text without special tokens, each below `vocabulary`; `identity` identifies it."""
+    """`encode` returns the ids of a text without special tokens, each below `vocabulary`; `identity` identifies it.
+
+    `file` is the whole of it as tokenizers' JSON; None where it is not of that kind.
+    """
 
     encode: Callable[[str], Sequence[int] | NDArray[np.uint8]]
     vocabulary: int
     identity: Any
+    file: bytes | None = None
 
 
 BYTES = Tokenizer(lambda text: np.frombuffer(text.encode(), np.uint8), 256, "bytes")
@@ -78,6 +82,7 @@ def _of_tokenizers(data: bytes) -> Tokenizer:
         lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
         tokenizer.get_vocab_size(),
         hashlib.sha256(data).hexdigest(),
+        data,
     )
 
 

@@ -31,13 +31,14 @@ class Saved(NamedTuple):
     documents: int = 1
 
 
-def save(folder: Path, model: nn.Module, contents: Saved) -> None:
+def save(folder: Path, model: nn.Module, contents: Saved, tokenizer: bytes | None = None) -> None:
     """Save a trained model to a folder; each file is written atomically.
 
     Args:
-        folder: gets `config.json` and `model.safetensors`.
+        folder: gets `config.json` and `model.safetensors`, with a tokenizer also its `tokenizer.json`.
         model: from `bench.models.build(*contents)`.
         contents: of `config.json`; the cell's configuration is that of the cell that trained the model.
+        tokenizer: a file of tokenizers, for transformers' `AutoTokenizer`.
     """
     cell, vocabulary, classes, documents = contents
     weights = {
@@ -53,6 +54,9 @@ def save(folder: Path, model: nn.Module, contents: Saved) -> None:
         "cell": cell,
     }
     folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer is not None:
+        write_atomically(folder / "tokenizer.json", tokenizer)
+        write_atomically(folder / "tokenizer_config.json", b'{"tokenizer_class": "PreTrainedTokenizerFast"}')
     write_atomically(folder / "model.safetensors", _safetensors().save(weights, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", json.dumps(described, indent=1).encode())
 

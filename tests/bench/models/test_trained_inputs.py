@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from model_cases import DECODERS, ENCODERS, config, turned
 from reading import load
 from refusals import refused
@@ -50,6 +51,7 @@ def train(folder, attention=LEARNED, kind="decoder", steps=3, seed=5, **values):
     training = {"steps": steps, "warmup": 0, "test_examples": 4, "evaluation_examples": 4, "learning_rate": 0.05}
     of_kind = {**OF_KIND[kind], "training": training, "seed": seed, **values}
     made = planned(attention, bench={"name": "train"}, **of_kind)
+    (folder / "inputs").mkdir(parents=True, exist_ok=True)
     Train().measure(CellContext(made.config, folder / "inputs", keep=folder))
     return folder
 
@@ -250,6 +252,19 @@ def test_any_other_mechanism_is_as_new(attention, inputs, trained, tmp_path):
     assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in made.state_dict().items())
     bench_.note_implementation(label, made)
     assert not bench_.trained and "weights" not in bench_.implementations[label]
+
+
+def test_transformers_reads_a_text_as_the_model_that_was_trained_on_it(tmp_path):
+    text = "".join(f"line {number} of the text, {number % 7} again\n" for number in range(400))
+    (tmp_path / "own.txt").write_text(text)
+    task = {"name": "language_modelling", "text": str(tmp_path / "own.txt")}
+    folder = train(tmp_path / "bpe", task={**task, "tokenizer": "bpe", "vocabulary": 300})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    made = tasks.open_task(saved.read(folder).cell, folder / "inputs")
+    ids = tokenizer(text)["input_ids"]
+    assert made.tokens["train"].tolist() == ids[: len(made.tokens["train"])]
+    assert len(tokenizer) == saved.read(folder).vocabulary == 300 and tokenizer.decode(ids) == text
+    assert not (train(tmp_path / "bytes", task=task) / "tokenizer.json").exists()
 
 
 def test_in_a_comparison_each_mechanism_is_asked_by_itself(trained, tmp_path):
