@@ -10,6 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 from bench.training.settings import Training
 
+# Their weights may have two or three dimensions, and are neither matrices nor stacks of matrices.
+NOT_MATRICES = (nn.Embedding, nn.Conv1d, nn.Conv2d)
+
 
 class FloatProducts(TorchFunctionMode):
     """Inside it, products of bfloat16 matrices are computed in float32 and rounded once.
@@ -85,11 +88,11 @@ def optimizer_of(model: nn.Module, settings: Training) -> torch.optim.Optimizer 
     Muon (Jordan et al. 2024) orthogonalises the updates of matrices; torch's implementation is used. Its updates are
     scaled like AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so both use one learning rate. A weight
     of three dimensions is a stack of matrices (the networks of a learned sketch), each with an update of its own. AdamW
-    still updates embeddings, and weights that are no matrices, such as those of a convolution of each channel.
+    still updates embeddings and convolutions, whose weights are no such matrices.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    embedded = {id(p) for each in model.modules() if isinstance(each, nn.Embedding) for p in each.parameters()}
-    hidden = [p for p in trained if _is_matrix(p) and id(p) not in embedded] if settings.optimizer == "muon" else []
+    others = {id(p) for each in model.modules() if isinstance(each, NOT_MATRICES) for p in each.parameters()}
+    hidden = [p for p in trained if _is_matrix(p) and id(p) not in others] if settings.optimizer == "muon" else []
     by_muon = {id(p) for p in hidden}
     rest = [p for p in trained if id(p) not in by_muon]
     matrices, vectors = ([p for p in rest if (p.dim() > 1) is wanted] for wanted in (True, False))
@@ -107,5 +110,5 @@ def optimizer_of(model: nn.Module, settings: Training) -> torch.optim.Optimizer 
 
 
 def _is_matrix(weight: Tensor) -> bool:
-    """Whether it is a matrix or a stack of matrices."""
+    """Whether it is a matrix or a stack of matrices; a convolution of each channel has a row for each."""
     return weight.dim() == 2 or (weight.dim() == 3 and min(weight.shape[1:]) > 1)

@@ -1,10 +1,12 @@
 """Muon: which weights it changes, and how."""
 
+import pytest
 import torch
 from loops import trained, trainer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.models.layers import ShortConvolution
 from bench.training.optimizer import optimizer_of
 from bench.training.schedule import learning_rate
 from bench.training.settings import Training
@@ -41,6 +43,14 @@ def test_embeddings_and_vectors_have_adamw_beside_it():
     for name, change in muon.items():
         alike = change.dim() != 2 or "embedding" in name
         assert torch.equal(change, adamw[name]) is alike, name
+
+
+@pytest.mark.parametrize("module", [nn.Embedding(4, 3), nn.Conv1d(3, 4, 2), nn.Conv2d(3, 4, 2), ShortConvolution(3, 4)])
+def test_what_is_neither_a_matrix_nor_a_stack_of_them_has_adamw_alone(module):
+    linear = nn.Linear(3, 4)
+    made = optimizer_of(nn.ModuleList([module, linear]), Training(optimizer="muon"))
+    adamw, muon = ({id(p) for group in part.param_groups for p in group["params"]} for part in made.parts)
+    assert adamw == {id(p) for p in (*module.parameters(), linear.bias)} and muon == {id(linear.weight)}
 
 
 def test_all_weights_are_changed_and_their_rates_are_the_schedule_s():
