@@ -379,6 +379,7 @@ class Attention(InputChecks, ImplementationChoice):
 
     def _check_step(self, query: Tensor, key: Tensor, value: Tensor, state: State) -> None:
         self._check_decodes()
+        require("state", state, isinstance(state, State), "from prefill or init_state")
         self._check_length(state.length + 1)
         tensors = ((x.shape, x.dtype, x.device) for x in (query, key, value))
         step = *tensors, product_dtype(query), state.batch_size, state.dtype, state.device, state.made_by, self.seed

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ def attention_class(name: str) -> type[Attention]:
     if name not in _REGISTRY:
         near = difflib.get_close_matches(str(name), _REGISTRY, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(list_attentions())}"
+        if any(str(name).startswith(f"{known}_") for known in _REGISTRY):
+            hint += " Longer names are presets of the benchmark; docs/zoo.md has their hyperparameters"
         raise ValueError(f"attention={name!r}: unknown; {hint}")
     return _REGISTRY[name]
 
@@ -70,7 +73,8 @@ def create(
         name: of a mechanism; `list_attentions()` names them, `info(name)` says what each is and supports.
         head_dim: h, the last dimension of query, key and value.
         num_heads: heads, their second dimension.
-        causal: position i sees keys j <= i only.
+        causal: position i sees keys j <= i only. Where that holds only nearly (`info(name).approximately_causal`, for
+            example of reformer), a warning says so: what comes later still changes which of them it sees.
         max_seq_len: the longest sequence it will be given; needed where parameters depend on it (linformer).
         seed: the only source of randomness, for what a mechanism draws and for the parameters it begins with; dropout
             follows torch's own.
@@ -95,6 +99,8 @@ def create(
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ValueError(f"{key}={value!r}: unknown; {hint}{name} takes {', '.join(known) or 'none'}")
+    if causal and not cls.info.causal and cls.info.approximately_causal:
+        warnings.warn(f"{name}: nearly causal only, later tokens change earlier outputs: losses leak", stacklevel=2)
     common: dict[str, Any] = {"head_dim": head_dim, "num_heads": num_heads, "causal": causal}
     common |= {"max_seq_len": max_seq_len, "seed": seed, "impl": impl}
     # Outside inference mode, so that the weights can be trained.

@@ -70,6 +70,7 @@ def register(
         for each in set(map(_interface_name, list_attentions())) - set(_REGISTERED):
             register(each, seed=seed, max_seq_len=max_seq_len)
         return
+    name = name if attention else _interface_name(name)
     usable = name.isidentifier() and not any(word in name for word in RESERVED)
     require("name", name, usable, f"an identifier without {', '.join(RESERVED)}, which transformers keeps for its own")
     attention = attention or next((each for each in list_attentions() if _interface_name(each) == name), name)
@@ -81,7 +82,9 @@ def register(
         require("name", name, name not in AttentionInterface(), "new: transformers has it already")
         _REGISTERED[name] = wanted
     known = _REGISTERED[name]
-    require("name", name, known == wanted, f"new: it is {known.attention} {known.hyperparameters}, seed {known.seed}")
+    meaning = f"{known.attention} {known.hyperparameters}, seed {known.seed}"
+    variant = f"a variant has attention={known.attention!r} and a name of its own"
+    require("name", name, known == wanted, f"new: it is {meaning}; {variant}")
     AttentionInterface.register(name, known)
     # Without a mask function of the same name, models silently drop their padding masks.
     AttentionMaskInterface.register(name, key_mask)
@@ -117,6 +120,7 @@ def attach(
         UnsupportedError: the model does not call its attention through the interface, needs what the mechanism cannot
             do (for example a causal Linformer), or comes from a checkpoint whose weights of `name` were not loaded.
     """
+    name = name if settings.get("attention") else _interface_name(name)
     if settings or name not in _REGISTERED:
         register(name, **settings)
     implementation, called = _REGISTERED[name], dict[nn.Module, Attention]()
@@ -190,7 +194,8 @@ def _register_saved(name: str, *, seed: int, max_seq_len: int | None, **settings
 
 
 def _interface_name(attention: str) -> str:
-    return attention.replace("flash", "fused")
+    """The name of a mechanism there, and any other name as it is."""
+    return attention.replace("flash", "fused") if attention in list_attentions() else attention
 
 
 def _check_hyperparameters(attention: str, settings: Mapping[str, Any]) -> None:

@@ -31,8 +31,8 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError
     the time in which other programs had their cores.
 
     Returns:
-        The list, and why the sweep cannot start here, such as data that are missing; None if it can. If it cannot, what
-        a mechanism does not support is among the cells to measure.
+        The list, and why the sweep cannot start here, such as data that are missing, or has nothing to measure; None if
+        it can. If data are missing, what a mechanism does not support is among the cells to measure.
     """
     store, refused = Results(sweep.settings.results_dir), None
     cells, _ = pending(store, sweep, attempts_of(store, sweep))
@@ -44,13 +44,16 @@ def dry_run(sweep: Sweep, published: Path = PUBLISHED) -> tuple[str, ConfigError
     except ConfigError as error:
         refused = error
     todo = [cell for cell in cells if not cell.unsupported]
+    if refused is None and not todo and len(cells) == len(sweep.cells):  # as the sweep itself would say at its end
+        refused = ConfigError(cells[0].unsupported)
     here = _expected(todo, [(record.config, record.duration_s) for record in store.load() if record.status == "ok"])
     others = [cell for cell in todo if cell.cell_id not in here]
     took = list(_published(published)) if others else []
     there = _expected(others, took)
     unknown = [cell for cell in others if cell.cell_id not in there]
     done = len(sweep.cells) - len(cells)
-    lines = [f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already, {len(cells)} to measure"]
+    never = f", {len(cells) - len(todo)} unsupported" * (len(todo) < len(cells))
+    lines = [f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already, {len(todo)} to measure{never}"]
     lines += _counted(f"{cell.title}: {_words(cell, here, there)}" for cell in cells)
     lines += to_make(cells, store)
     for expected, machine in ((here, ""), (there, f" on the machine of {published.name}/")):

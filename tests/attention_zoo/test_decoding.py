@@ -438,6 +438,8 @@ def test_what_does_not_fit_the_state_is_refused_and_not_absorbed(name, given, le
     assert state.length == LENGTH
     with pytest.raises(ValueError, match=r"^batch_size=0: must be"):
         attention.init_state(0)
+    with pytest.raises(ValueError, match=r"^state=None: must be from prefill or init_state$"):
+        attention.step(*tokens(1), None)
 
 
 @pytest.mark.parametrize("order", [[2, 0, 1], None], ids=["select", "copy"])

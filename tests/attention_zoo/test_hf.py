@@ -223,6 +223,9 @@ def test_a_name_has_one_meaning():
         with pytest.raises(ValueError, match=r"^name='features_16': must be new: it is performer {'num_features': 16}"):
             hf.register("features_16", attention="performer", **other)
     hf.register()
+    hf.register("flash")
+    with pytest.raises(ValueError, match=r"seed 0; a variant has attention='performer' and a name of its own$"):
+        hf.register("performer", num_features=3)
 
 
 def test_bad_settings_and_names_of_others_are_refused():

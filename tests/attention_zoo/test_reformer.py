@@ -86,6 +86,11 @@ def test_the_key_is_not_read():
     assert torch.equal(make()(query, 3 * query.flip(2), value), attend(make(), query, value))
 
 
+def test_that_it_is_nearly_causal_only_is_said():
+    with pytest.warns(UserWarning, match="^reformer: nearly causal only, later tokens change earlier outputs"):
+        attention_zoo.create("reformer", head_dim=4, num_heads=1, causal=True)
+
+
 def test_the_future_moves_past_outputs_although_none_attends_to_it():
     """Why it is called approximately causal: the future decides where the sorted past is cut into chunks."""
     query, value = qv()

@@ -66,11 +66,11 @@ def learned(name: str, frame: pd.DataFrame) -> str:
     own_steps = steps[(steps["kind"] == key[0]) & (steps["series"] == name)]
     speeds = [(row["n"], _speed(row)) for _, row in own_steps.iterrows()]
     lost = {other[1] for other, of in panels(data) if other[0] == key[0] and other != key and _is_lost(name, of, other)}
-    where_lost = f", where it was worse than `{NO_ATTENTION}`"
-    timed = " and ".join(f"{speed} at n = {n:,}{where_lost * (n in lost)}" for n, speed in speeds if speed)
-    timed += "," * timed.endswith(where_lost)
+    timed = " and ".join(f"{speed} as many at n = {n:,}" for n, speed in speeds if speed)
     where = " or ".join(sorted(set(frame.loc[frame["bench"].isin(BENCHES), "device_name"])))
-    took = f" It made {timed} as many training steps a second as softmax (on {where})." if timed else ""
+    took = f" Of training steps a second it made, beside softmax, {timed} (on {where})." if timed else ""
+    if at := " and ".join(f"{n:,}" for n, _ in speeds if n in lost):
+        took += f" At n = {at} it was worse than `{NO_ATTENTION}`."
     return (
         f"In a small model of {key[0]} (source code), n = {key[1]}, {small_tasks.trained_for(rows)}, `{name}` was "
         f"{' and '.join(said)}.{took} {_as_good(table, rows, found)}; [more below](#what-do-models-learn-with-it)."
@@ -283,7 +283,7 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str
     equal = (equal or "none") + (f" ({unknown} undecided)" if unknown else "")
     clearly = f"Of those that were trained, clearly faster there: {faster_ones} {are_controls.sum()} controls"
     which = f"{clearly}; of these with {link}: {equal}."
-    state = f"*State*: what decoding keeps of {n:,} tokens."
+    state = f"*State*: what decoding keeps of {n:,} tokens (`identity`: its last)."
     return (
         f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing; {machine}). {which} {state}"
     )

@@ -58,7 +58,7 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     given = [f"results_dir={folder}", "bench.passes=forward", "causal=true", "timeout=60", "repeats=5"]
     sweep = planned(*given, "attention=flash,linformer", "seq_len=32,64")
     said = dry_run(sweep, NOWHERE)[0]
-    assert "4 cells, 0 done already, 4 to measure" in said and not folder.exists()
+    assert "4 cells, 0 done already, 2 to measure, 2 unsupported" in said and not folder.exists()
     assert "latency linformer n=64: unsupported, causal=true" in said
     assert "latency flash n=32: unknown, at most 60 s (its timeout)" in said  # five samples of 20 ms
     assert "time: unknown, at most 2 min (their timeouts) for 2 cells" in said
@@ -85,6 +85,12 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     assert f"others of bench=latency took 5 s to 5 s each (median 5 s) on the machine of {tmp_path.name}/" in published
     short = dry_run(planned("results_dir=other", *given[1:3], "timeout=4", "repeats=5", "seq_len=32"), tmp_path)[0]
     assert "about 5 s, longer than its timeout of 4 s" in short and "longer" not in published
+
+
+def test_a_dry_run_refuses_where_no_cell_is_supported(tmp_path):
+    given = ["attention=linformer", "causal=true", "seq_len=32,64", f"results_dir={tmp_path}"]
+    said, refused = dry_run(planned(*given), NOWHERE)
+    assert "0 to measure, 2 unsupported" in said and str(refused).startswith("causal=true: linformer cannot hide")
 
 
 def test_a_dry_run_refuses_the_folder_that_the_sweep_would_refuse(tmp_path):
