@@ -90,7 +90,7 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
 def test_a_dry_run_refuses_where_no_cell_is_supported(tmp_path):
     given = ["attention=linformer", "causal=true", "seq_len=32,64", f"results_dir={tmp_path}"]
     said, refused = dry_run(planned(*given), NOWHERE)
-    assert "0 to measure, 2 unsupported" in said and str(refused).startswith("causal=true: linformer cannot hide")
+    assert "0 to measure, 6 unsupported" in said and str(refused).startswith("causal=true: linformer cannot hide")
 
 
 def test_a_dry_run_refuses_the_folder_that_the_sweep_would_refuse(tmp_path):
