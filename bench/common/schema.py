@@ -96,6 +96,17 @@ def described(settings: Any) -> dict[str, Any]:
     return {"name": settings.name, **dataclasses.asdict(settings)}
 
 
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings by their dotted path: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
+    leaves: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            leaves.update(flatten(value, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
 def require_setting(key: str, value: Any, holds: bool, allowed: str) -> None:
     """Raise `ConfigError` naming the `key`, its `value` and what is `allowed` unless `holds`."""
     if not holds:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bench.common.errors import ConfigError
-from bench.common.schema import checked, setting
+from bench.common.schema import checked, flatten, setting
 from bench.measures.progress import Point
 from bench.records.metrics import Metric
 
@@ -153,17 +153,6 @@ def split(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The `bench` settings of each cell: one per entry of the setting that `cell_per` names, else a single one."""
     key = get(settings["name"]).cell_per
     return [{**settings, key: [entry]} for entry in settings[key]] if key else [dict(settings)]
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings by their dotted path: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
-    leaves: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            leaves.update(flatten(value, f"{prefix}{key}."))
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
 
 
 def _import_own() -> None:

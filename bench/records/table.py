@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from bench.common.errors import bounded, in_cell
+from bench.common.schema import flatten
 from bench.records.record import Record, RecordError
 from bench.records.statistics import Comparison, Crossover, overtakings
 from bench.records.summary import headline, quantities
@@ -83,7 +84,10 @@ def settings_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         alike.setdefault(_names(config), []).append(place)
     apart = [""] * len(configs)
     for places in (places for places in alike.values() if len(places) > 1):
-        settings = [dict(_flat(configs[place])) for place in places]
+        flat = (flatten(configs[place]).items() for place in places)
+        settings = [
+            {key: value if isinstance(value, str) else json.dumps(value) for key, value in each} for each in flat
+        ]
         differing = [
             key for key in dict.fromkeys(itertools.chain(*settings)) if len({own.get(key) for own in settings}) > 1
         ]
@@ -97,15 +101,6 @@ def settings_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             words = (f"{key.removesuffix('.name')}={own[key]}" for key in telling if key in own)
             apart[place] = ", ".join(words)
     return apart
-
-
-def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Each setting as on the command line, `training.steps` and its value."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
 def _row(record: Record, apart: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.common.errors import bounded
-from bench.measures import flatten
+from bench.common.schema import flatten
 from bench.records.metrics import Metric
 from bench.records.record import Record, RecordError
 from bench.records.statistics import ratio_interval

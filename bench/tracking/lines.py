@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.errors import bounded
-from bench.measures import flatten
+from bench.common.schema import flatten
 from bench.records.record import Record
 from bench.records.summary import features, traits
 

@@ -21,7 +21,7 @@ from sqlalchemy import Engine, event
 
 from bench.common.errors import one_line, say
 from bench.common.palette import colour
-from bench.measures import flatten
+from bench.common.schema import flatten
 from bench.measures.progress import Point
 from bench.records.record import Record, RecordError
 from bench.records.summary import curves, headline, quantities, summarise, traits

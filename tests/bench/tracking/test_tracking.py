@@ -15,7 +15,7 @@ import synthetic_records
 
 from bench.common.errors import bounded
 from bench.common.palette import colour
-from bench.measures import flatten
+from bench.common.schema import flatten
 from bench.records.record import STATUSES
 from bench.records.summary import summarise
 from bench.tracking import views
