@@ -18,7 +18,7 @@ def answer(handler: Callable[[int, FrameType | None], object] | signal.Handlers)
 
 def run(main: Callable[[], int]) -> int:
     """Run a command; if a signal ends it, print one line and return exit code 130."""
-    answer(_interrupt)
+    answer(signal.default_int_handler)
     try:
         return main()
     except KeyboardInterrupt:
@@ -34,7 +34,3 @@ def leave(number: int, frame: FrameType | None) -> None:
     """
     os.write(2, b"interrupted: nothing was started\n")
     os._exit(130)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
