@@ -135,26 +135,19 @@ def _skipped(what: str, tally: Counter[str]) -> Iterator[None]:
 def _merge_record(source: Path, records: Store, name: str, store: Store) -> str:
     """Merge one record and return the outcome; raises `RecordError` if the file is not a record."""
     path = store.records_dir / name
-    if not os.path.lexists(path):
-        records.decode(name)
-        store.copy(records, name)
-        return ADDED
-    if not _holds(store, name, records.read_record(name)):
-        say(f"conflict: {bounded(f'{source}: {name}')}: differs from {path}, which stays")
-        return CONFLICT
-    with suppress(RecordError):
-        store.decode(name)
-        return THERE
-    records.decode(name)  # the samples were lost here
+    if os.path.lexists(path):
+        theirs, ours = records.read_record(name), None
+        with suppress(RecordError):
+            ours = store.read_record(name)
+        if ours != theirs:
+            say(f"conflict: {bounded(f'{source}: {name}')}: differs from {path}, which stays")
+            return CONFLICT
+        with suppress(RecordError):  # else the samples were lost here
+            store.decode(name)
+            return THERE
+    records.decode(name)
     store.copy(records, name)
     return ADDED
-
-
-def _holds(store: Store, name: str, data: bytes) -> bool:
-    try:
-        return store.read_record(name) == data
-    except RecordError:
-        return False
 
 
 def _open(source: Path, into: Path) -> Store:
