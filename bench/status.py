@@ -53,9 +53,8 @@ class State:
             cell.cell_id: " ".join(filter(None, (cell.title, apart)))
             for cell, apart in zip(plan.cells, aparts, strict=True)
         }
-        self.running = list(
-            _running(store, plan.cells, self.titles)
-        )  # before the records: a cell that ends now is not waiting
+        # Before the records: a cell that ends now is not waiting.
+        self.running = list(_running(store, plan.cells, self.titles))
         records = store.of_cells(cell.cell_id for cell in plan.cells)
         before = plans.measured_before(store.root, plan.sweep_id) if plan.settings.get("rerun") == "all" else None
         newest = latest(record for record in records if record.record_id not in (before or ()))

@@ -15,8 +15,6 @@ from bench.plan.conf import about
 PACKAGES = ("attention_zoo", "bench", "analysis")
 # How a file in conf/attention names the package that it needs.
 PACKAGE = re.compile(r"package ([a-z][\w-]*)|the (?!package)([a-z][\w-]*) package")
-
-
 # The module to run with the command's arguments, the extra that it needs besides torch, and a description.
 COMMANDS = {
     "bench": ("bench", "bench", "measure: one cell, a sweep or an experiment"),

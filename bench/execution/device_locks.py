@@ -29,12 +29,7 @@ def needs_quiet(cell: Cell) -> bool:
 
 @contextlib.contextmanager
 def hold_device(
-    device_id: str,
-    *,
-    alone: bool,
-    cores: Collection[int] | None = None,
-    part_of: str | None = None,
-    what: str,
+    device_id: str, *, alone: bool, cores: Collection[int] | None = None, part_of: str | None = None, what: str
 ) -> Iterator[tuple[int, ...]]:
     """Hold a device for a cell; yields the locks' descriptors, which the cell's child inherits.
 

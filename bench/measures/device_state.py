@@ -20,8 +20,6 @@ THROTTLE_REASONS = (
     *("idle", "clocks set", "power cap", "hardware slowdown", "sync boost", "thermal slowdown"),
     *("hardware thermal slowdown", "power brake", "display clocks"),
 )
-
-
 QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "sm_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
     "memory_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),

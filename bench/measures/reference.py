@@ -26,8 +26,6 @@ LARGEST_GRADIENT_ERROR = 0.45
 FAINT = {torch.float64: 2.0**-50, torch.float32: 2.0**-30, torch.bfloat16: 2.0**-30, torch.float16: 2.0**-18}
 # If weights cancel (`AttentionInfo.cancels`), a row that sees this many keys may have twice the usual error.
 CANCELLING_KEYS = 64
-
-
 # Relative errors that rounding explains: of a row of the output, and of a head's gradient.
 TOLERANCES = {
     torch.float64: (1e-11, 1e-10),

@@ -9,8 +9,6 @@ from bench.tasks.corpus import Tokens
 
 DISCOUNTS = np.linspace(0.05, 0.95, 19)
 """Candidate discounts; the validation split chooses one."""
-
-
 CHUNK = 2**24
 """Tokens whose pairs are counted at once: those of a whole library would need tens of GB."""
 
