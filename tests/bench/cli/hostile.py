@@ -174,10 +174,7 @@ FILES = [
     ("tracking=mine", "tracking/mine.yaml", "name: mlflow\nuri: http://user:hunter2@h", "tracking.uri"),
 ]
 # Modules in ATTENTION_ZOO_PLUGINS that cannot be imported, each in a process of its own.
-MODULES = {
-    "raises": "raise RuntimeError('boo\\nmore')",
-    "ends": "raise SystemExit(0)",
-}
+MODULES = {"raises": "raise RuntimeError('boo\\nmore')", "ends": "raise SystemExit(0)"}
 PLUGINS = [
     Hostile(["seed=1"], "ATTENTION_ZOO_PLUGINS", plugins="nothere.x"),
     *(

@@ -124,10 +124,7 @@ def test_a_dry_run_prices_what_cannot_start_here_and_says_why(tmp_path, capsys, 
     assert "6 cells, 0 done already, 6 to measure" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
-MISSING = {
-    "hydra/launcher=slurm": "there is no sbatch here",
-    "tracking.uri=gopher://here": "must start with one of",
-}
+MISSING = {"hydra/launcher=slurm": "there is no sbatch here", "tracking.uri=gopher://here": "must start with one of"}
 
 
 @pytest.mark.parametrize("override", MISSING)

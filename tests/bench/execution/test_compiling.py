@@ -28,11 +28,7 @@ class Child:
 
 
 @pytest.mark.parametrize(
-    ("uncounted", "ends"),
-    [
-        ({"compiling_s": 4.0}, False),
-        ({"compiling_s": 2.0, "preparing_s": 4.0}, True),
-    ],
+    ("uncounted", "ends"), [({"compiling_s": 4.0}, False), ({"compiling_s": 2.0, "preparing_s": 4.0}, True)]
 )
 def test_a_timeout_does_not_count_what_went_into_compiling_and_preparing(uncounted, ends, tmp_path, monkeypatch):
     child, file = Child(), tmp_path / "progress"

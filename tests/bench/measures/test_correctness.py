@@ -126,8 +126,6 @@ def test_a_formula_that_gives_no_flops_is_named(flops, said, measured):
 
 
 SMALL = {"seq_len": 80, "batch_size": 1, "repeats": 1}
-
-
 # Of both directions each has one dtype. All that there are: test_no_right_variant_is_turned_away.
 RIGHT = [
     (name, causal, dtype)

@@ -106,8 +106,6 @@ def test_steps_that_are_right_pass_the_check(name, dtype):
 
 
 CALLS = 1 + 4 * (1 + WARMUP_CALLS)
-
-
 SECOND_SEQUENCE = torch.tensor([1.0, 1.01]).reshape(2, 1, 1, 1)
 WRONG = [
     ([1.01], IncorrectError, r"output: relative error 1\.0e-02 against float64"),

@@ -63,10 +63,7 @@ def transformer(weights, read, heads=3, layers=2, sinusoidal=True):
 
 @pytest.mark.parametrize(
     ("given", "training", "dtype", "tolerance"),
-    [
-        ({}, True, torch.float32, 1e-5),
-        ({"sinusoidal": False, "short_convolution": 4}, False, torch.float64, 1e-6),
-    ],
+    [({}, True, torch.float32, 1e-5), ({"sinusoidal": False, "short_convolution": 4}, False, torch.float64, 1e-6)],
     ids=["paper-training", "rotary-convolution-evaluation"],
 )
 def test_a_transformer_is_that_of_other_functions(given, training, dtype, tolerance):
