@@ -40,10 +40,14 @@ def command(*overrides):
     return [sys.executable, "-m", "bench", *overrides]
 
 
-def bench(*overrides, timeout=300, **env):
-    return subprocess.run(
-        command(*overrides), capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=environment(**env)
-    )
+def python(*arguments, cwd=ROOT, timeout=300, **env):
+    """How Python ended with these arguments, and what it said."""
+    words, env = [sys.executable, *map(str, arguments)], environment(**env)
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env)
+
+
+def bench(*overrides, **how):
+    return python("-m", "bench", *overrides, **how)
 
 
 def start(*overrides, before=(), cwd=ROOT, **env):

@@ -1,10 +1,7 @@
 """The front doors: what they show of a finished sweep may fail, the sweep does not."""
 
-import subprocess
-import sys
-
 import pytest
-from command import ROOT, environment
+from command import python
 from synthetic_records import memory, written
 
 import analysis
@@ -88,7 +85,6 @@ def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch)
 def test_what_importing_loads(steps):
     """One process imports several, one after the other: what is missing after a step was loaded by none so far."""
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name); print(*sys.modules)"
-    command = [sys.executable, "-c", code, *(module for module, *_ in steps)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment())
+    ran = python("-c", code, *(module for module, *_ in steps))
     for (module, needs, neither), loaded in zip(steps, map(str.split, ran.stdout.splitlines()), strict=True):
         assert needs in loaded and not [name for name in loaded if name.startswith(neither)], module

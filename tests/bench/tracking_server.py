@@ -3,7 +3,6 @@
 import http.client
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
-from command import environment
+from command import environment, python
 
 
 def a_free_port():
@@ -103,12 +102,7 @@ def told(address, code):
     start = (
         "import mlflow; client = mlflow.MlflowClient(); ids = [e.experiment_id for e in client.search_experiments()];"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", start + code],
-        env=environment(MLFLOW_TRACKING_URI=address),
-        capture_output=True,
-        text=True,
-    )
+    done = python("-c", start + code, MLFLOW_TRACKING_URI=address)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

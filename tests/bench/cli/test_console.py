@@ -2,11 +2,10 @@
 
 import importlib.metadata
 import importlib.util
-import subprocess
 import sys
 
 import pytest
-from command import ROOT, code_of, environment
+from command import ROOT, code_of, python
 
 from bench.cli import console
 
@@ -80,7 +79,6 @@ def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, capsys):
 )
 def test_a_file_of_the_same_name_is_refused_in_one_line(tmp_path, file, started, code, last):
     (tmp_path / file).write_text("")
-    command = [sys.executable, *started]
-    tried = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    tried = python(*started, cwd=tmp_path)
     assert tried.returncode == code and tried.stderr.splitlines()[-1].startswith(last.format(tmp_path / file))
     assert code == 1 or tried.stderr.count("\n") == 1

@@ -1,10 +1,9 @@
 """Whatever is typed: one line that names the key, exit code 2, nothing started and nothing written."""
 
 import os
-import subprocess
 
 import pytest
-from command import code_of, command, environment
+from command import bench, code_of, environment
 from hostile import PLUGINS, UNSUPPORTED, WITHOUT_A_RECORD
 
 from bench.__main__ import main
@@ -85,8 +84,8 @@ def require_one_line_of_the_command(hostile, tmp_path):
     typed = prepared(hostile, tmp_path)
     before = tree(tmp_path)
     path = os.pathsep.join([environment()["PYTHONPATH"], str(tmp_path)])
-    env = environment(PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1", ATTENTION_ZOO_PLUGINS=hostile.plugins or "")
-    tried = subprocess.run(command(*typed), capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env)
+    env = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "ATTENTION_ZOO_PLUGINS": hostile.plugins or ""}
+    tried = bench(*typed, timeout=60, cwd=tmp_path, **env)
     require_one_line(hostile, tried.returncode, tried.stdout, tried.stderr)
     assert new_files(tmp_path, before) == [] and not (tmp_path / "runs" / "scratch").exists()
 

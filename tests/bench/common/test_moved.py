@@ -1,11 +1,10 @@
 """Old names of modules go on working, with a warning."""
 
 import importlib
-import subprocess
 import sys
 
 import pytest
-from command import ROOT, environment
+from command import python
 
 from bench.common.moved import MOVED
 
@@ -20,6 +19,5 @@ def test_an_old_name_is_the_module(old):
 
 @pytest.mark.commands
 def test_an_old_name_runs_as_a_command():
-    command = [sys.executable, "-m", "bench.wait", "--help"]
-    tried = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    tried = python("-m", "bench.wait", "--help")
     assert tried.returncode == 0 and "the id that the sweep printed" in tried.stdout, tried.stderr

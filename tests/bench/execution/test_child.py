@@ -1,10 +1,7 @@
 """The child process: it ends well and obeys its limit. That it ends with its parent, test_processes.py shows."""
 
-import subprocess
-import sys
-
 import pytest
-from command import FAKES, ROOT, TINY, command, environment
+from command import FAKES, TINY, bench, python
 from one_cell import one_cell
 
 from bench.execution.runner import Runner
@@ -37,8 +34,7 @@ print(limit_memory({{"device": "cpu", "bench": {{}}}}, share=0.5, machine_bytes=
 
 
 def test_it_lowers_its_limit_leaves_the_hard_one_and_heeds_its_control_group():
-    arguments = [sys.executable, "-c", UNDER_A_HARD_LIMIT]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT, env=environment())
+    result = python("-c", UNDER_A_HARD_LIMIT)
     little, much, shared = (tuple(map(int, line.split())) for line in result.stdout.splitlines())
     assert shared == (int(0.8 * 0.5 * 2**28),)
     assert little[0] == int(0.1 * 2**30) and little[0] < little[1] < HARD
@@ -47,9 +43,8 @@ def test_it_lowers_its_limit_leaves_the_hard_one_and_heeds_its_control_group():
 
 
 def test_a_mechanism_that_changes_the_working_directory_still_has_a_record(tmp_path):
-    arguments = command("attention=v_mean", "attention.name=fake_chdir", "tracking=none", "results_dir=here", *TINY)
-    env = environment(**FAKES)
-    result = subprocess.run(arguments, cwd=tmp_path, env=env, capture_output=True, text=True)
+    typed = ["attention=v_mean", "attention.name=fake_chdir", "tracking=none", "results_dir=here", *TINY]
+    result = bench(*typed, cwd=tmp_path, **FAKES)
     assert result.returncode == 1, result.stderr
     (record,) = Store(tmp_path / "here").load()
     assert record.status == "incorrect" and record.reason.endswith("changed the working directory to /")

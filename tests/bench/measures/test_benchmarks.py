@@ -4,11 +4,9 @@ import dataclasses
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
-from command import ROOT, environment
+from command import ROOT, environment, python
 
 from bench import measures
 from bench.common.errors import ConfigError
@@ -22,12 +20,10 @@ BENCHMARKS = measures.list_benchmarks()
 TINY = ["attention=v_mean", "seq_len=32", "batch_size=1", "num_heads=1", "head_dim=4", "repeats=1"]
 
 
-def python(*arguments, outside=None):
+def printed(*arguments, outside=None):
     """What a program says, perhaps with the tutorial's benchmark, which lies in a folder outside."""
-    env = environment(**({"ATTENTION_ZOO_PLUGINS": "output_norm"} if outside else {}))
-    env["PYTHONPATH"] += f"{os.pathsep}{outside}" if outside else ""
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
+    path = f"{environment()['PYTHONPATH']}{os.pathsep}{outside}"
+    done = python(*arguments, **({"ATTENTION_ZOO_PLUGINS": "output_norm", "PYTHONPATH": path} if outside else {}))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -38,10 +34,10 @@ def test_a_benchmark_from_outside_is_recorded_printed_and_in_the_frame_the_table
     (tmp_path / "conf" / "bench" / "output_norm.yaml").write_text(YAML)
     (tmp_path / "output_norm.py").write_text(OUTSIDE)
     overrides = ["bench=output_norm", "bench.power=1,2", *TINY, "tracking=none", f"results_dir={tmp_path / 'runs'}"]
-    printed = python("-m", "bench", "--config-dir", tmp_path / "conf", *overrides, outside=tmp_path)
+    table = printed("-m", "bench", "--config-dir", tmp_path / "conf", *overrides, outside=tmp_path)
     norms = {str(r.config["bench"]["power"]): r.measurements["norm"] for r in Store(tmp_path / "runs").load()}
     assert norms["2"] == pytest.approx(norms["1"] ** 2) and norms["1"] > 0
-    assert all(f"output_norm {norm:.4g}" in printed for norm in norms.values())
+    assert all(f"output_norm {norm:.4g}" in table for norm in norms.values())
     code = """
 import json, sys
 from analysis.frame import load
@@ -56,7 +52,7 @@ print(json.dumps({
     "summary": [summarise(record)["output_norm"] for record in Store(sys.argv[1]).load()],
 }))
 """
-    read = json.loads(python("-c", code, tmp_path / "runs", outside=tmp_path))
+    read = json.loads(printed("-c", code, tmp_path / "runs", outside=tmp_path))
     assert read["frame"] == norms and read["metrics"] == ["output_norm"]
     assert sorted(map(float, read["table"])) == pytest.approx(sorted(norms.values()), rel=1e-3)
     assert sorted(read["summary"]) == pytest.approx(sorted(norms.values()))
@@ -68,7 +64,7 @@ from bench.records.store import Store
 older = [dataclasses.replace(record, summary={}) for record in Store(sys.argv[1]).load()]
 print(*load(sys.argv[1]).metric, *tidy(older).metric)
 """
-    assert python("-c", code, tmp_path / "runs") == "output_norm output_norm norm norm\n"
+    assert printed("-c", code, tmp_path / "runs") == "output_norm output_norm norm norm\n"
 
 
 def test_every_yaml_is_a_benchmark_whose_settings_come_back_from_a_record_as_they_went_in():

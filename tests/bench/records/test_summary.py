@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from command import python
 from synthetic_everything import everything
 from synthetic_records import written
 
@@ -16,7 +14,6 @@ from bench.records.record import RecordError
 from bench.records.store import READABLE, decode, encode
 from bench.records.summary import headline, quantities, summarised, traits
 
-ROOT = Path(__file__).parents[3]
 # Of each benchmark one of every end, with all that it may have measured beside.
 KINDS = {(record.config["bench"]["name"], record.status, len(record.measurements)): record for record in everything()}
 OK = next(record for (_, status, _), record in KINDS.items() if status == "ok")
@@ -72,8 +69,7 @@ for folder in sys.argv[1:]:
 def test_reading_records_needs_no_torch_but_for_older_ones(tmp_path):
     newer = written(tmp_path / "newer", map(summarised, KINDS.values()))
     older = written(tmp_path / "older", KINDS.values())
-    command = [sys.executable, "-c", READING, str(newer), str(older)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = python("-c", READING, newer, older)
     assert done.stdout == "".join(f"{measures.list_benchmarks()} {loads}\n" for loads in ([], ["torch"]))
 
 

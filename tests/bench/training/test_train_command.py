@@ -4,13 +4,12 @@ import contextlib
 import os
 import random
 import subprocess
-import sys
 import time
 
 import psutil
 import pytest
 import torch
-from command import command, environment
+from command import bench, command, environment, python
 from safetensors.torch import load_file
 
 from bench.records.store import Store, latest
@@ -20,12 +19,12 @@ TINY = """bench=train task=reversal model=encoder seq_len=8 batch_size=16 tracki
     training.evaluate_every=10 training.evaluation_examples=32 training.test_examples=37"""
 
 
-def typed(folder, *arguments):
-    return command(*TINY.split(), f"results_dir={folder}", *arguments)
+def settings(folder, *arguments):
+    return [*TINY.split(), f"results_dir={folder}", *arguments]
 
 
 def run(folder, *arguments):
-    done = subprocess.run(typed(folder, *arguments), env=environment(), capture_output=True, text=True, timeout=300)
+    done = bench(*settings(folder, *arguments))
     return done, list(latest(Store(folder).load()).values())
 
 
@@ -54,7 +53,8 @@ def test_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path, attention):
     whole = trained(tmp_path / "whole", *arguments).measurements
     chance, folder = random.Random(attention), tmp_path / "killed"
     for number in range(10):
-        sweep = subprocess.Popen(typed(folder, *arguments), env=environment(), stderr=subprocess.PIPE, text=True)
+        words = command(*settings(folder, *arguments))
+        sweep = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
         before = {path.name for path in folder.glob("training/*/step-*.pt")}
         deadline = time.monotonic() + 60
         while {path.name for path in folder.glob("training/*/step-*.pt")} <= before and sweep.poll() is None:
@@ -97,9 +97,8 @@ def test_a_time_limit_leaves_a_checkpoint_to_go_on_from(tmp_path):
 def test_two_processes_learn_what_one_does(tmp_path):
     arguments = ("attention=polynomial_p4", "training.steps=40", "training.accumulate=2", "model.layers=2")
     alone = trained(tmp_path / "alone", *arguments).measurements
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    torchrun = [*launcher, "-m", "bench", *typed(tmp_path / "two", *arguments)[3:]]
-    done = subprocess.run(torchrun, env=environment(), capture_output=True, text=True, timeout=300)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = python(*torchrun, "-m", "bench", *settings(tmp_path / "two", *arguments))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("| ok ") == 1
     (record,) = latest(Store(tmp_path / "two").load()).values()
@@ -118,8 +117,7 @@ def test_two_processes_learn_what_one_does(tmp_path):
 
 def test_what_several_processes_cannot_do_is_one_line(tmp_path):
     """What else they cannot do: test_training_steps.py."""
-    several = environment(WORLD_SIZE="2", RANK="0", MASTER_PORT="29500")
-    words = typed(tmp_path, "attention=softmax", "batch_size=15")
-    done = subprocess.run(words, env=several, capture_output=True, text=True, timeout=100)
+    several = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "29500"}
+    done = bench(*settings(tmp_path, "attention=softmax", "batch_size=15"), timeout=100, **several)
     assert done.returncode == 2 and done.stderr.startswith("error: batch_size=15: must be divisible by"), done.stderr
     assert done.stderr.count("\n") == 1
