@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import psutil
 import pytest
-from command import family
+from command import code_of, family, wait_for
 from tracking_server import a_free_port
 
 from bench.tracking.ui import main
@@ -32,10 +32,8 @@ def running(results_dir, port, marker):
         environment = os.environ | {"ATTENTION_ZOO_TEST": marker}
         process = subprocess.Popen(ui(results_dir, port), env=environment, stdout=output, stderr=output)
     try:
-        deadline = time.monotonic() + 120
-        while "Ctrl-C" not in printed.read_text():
-            assert process.poll() is None and time.monotonic() < deadline, printed.read_text()
-            time.sleep(0.1)
+        wait_for(lambda: process.poll() is not None or "Ctrl-C" in printed.read_text(), 120)
+        assert process.poll() is None, printed.read_text()
         yield process, printed.read_text()
     finally:
         process.terminate()
@@ -90,9 +88,7 @@ def test_the_pages_are_served_to_this_machine_alone_and_end_without_a_trace(tmp_
 def test_interrupting_the_start_leaves_no_process_behind(tmp_path, wait_s):
     marker = f"{tmp_path}-int"
     process = subprocess.Popen(
-        ui(tmp_path, a_free_port()),
-        env=os.environ | {"ATTENTION_ZOO_TEST": marker},
-        stdout=subprocess.DEVNULL,
+        ui(tmp_path, a_free_port()), env=os.environ | {"ATTENTION_ZOO_TEST": marker}, stdout=subprocess.DEVNULL
     )
     time.sleep(wait_s)
     process.send_signal(signal.SIGINT)
@@ -105,10 +101,7 @@ def test_a_kill_takes_the_server_along(tmp_path):
     (tmp_path / "runs").mkdir()
     with running(tmp_path / "runs", a_free_port(), marker) as (process, _):
         process.kill()
-        deadline = time.monotonic() + 30
-        while family(marker) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert family(marker) == []
+        wait_for(lambda: not family(marker), 30)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +117,7 @@ def test_a_kill_takes_the_server_along(tmp_path):
 def test_what_cannot_be_served_is_one_line_and_nothing_is_made(arguments, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.chdir(tmp_path)
-    try:
-        code = main(["--port", str(a_free_port()), *arguments])
-    except SystemExit as end:
-        code = end.code
+    code = code_of(main, ["--port", str(a_free_port()), *arguments])
     error = capsys.readouterr().err
     assert code == 2 and error.startswith(f"error: {message}") and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
