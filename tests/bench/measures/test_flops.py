@@ -61,21 +61,14 @@ def test_analytic_and_counted_flops_of_the_whole_batch():
     assert cells.measure(cells.CellContext(config("linformer"), None))["features"] == 256
 
 
-def test_what_cannot_be_counted_is_not_zero():
-    attention = build_attention(config("softmax"))
-    attention.forward = lambda query, key, value: value * 2
-    with pytest.raises(UnsupportedError, match="softmax runs in kernels"):
-        cells.measure(cells.SleepingBench(config("softmax"), attention))
-
-
-@pytest.mark.parametrize("backend", ["triton_blocks", "triton", "flex_attention", "fla.ops.gla.chunk_gla"])
-def test_what_is_counted_beside_a_kernel_is_not_the_count(backend):
+@pytest.mark.parametrize("backend", [None, "triton_blocks", "triton", "flex_attention", "fla.ops.gla.chunk_gla"])
+def test_what_cannot_be_counted_is_not_zero_nor_what_is_counted_beside_a_kernel(backend):
     """A sum over its features, say."""
     attention = build_attention(config("softmax"))
 
     def forward(query, key, value):
-        attention.executed = Executed("fused", backend)
-        return value + query.sum()
+        attention.executed = backend and Executed("fused", backend)
+        return value + query.sum() if backend else value * 2
 
     attention.forward = forward
     with pytest.raises(UnsupportedError, match="softmax runs in kernels"):
