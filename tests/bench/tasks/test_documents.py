@@ -120,21 +120,19 @@ def test_reviews_of_the_hub_are_read_once(opened, monkeypatch):
     assert asked == [("stanfordnlp/imdb", split, ("text", "label")) for split in ("train", "train", "test")]
 
 
-@pytest.mark.parametrize(("labels", "why"), [((1, 2), "label 2;"), ((0, -1), "label -1;"), ((0, 0.9), "label 0.9;")])
-def test_labels_of_other_classes_are_refused(opened, monkeypatch, labels, why):
-    """Before the first step, where they would be an index out of range, or be rounded."""
-    rows = [{"text": f"review {number}", "label": labels[number % 2]} for number in range(20)]
+@pytest.mark.parametrize(
+    ("labels", "count", "why"),
+    [
+        *(((0, label), 20, f"a label {label}; must be a whole number from 0 to 1") for label in (2, -1, 0.9)),
+        ((0, 1), 9, "no example for validation"),
+    ],
+)
+def test_labels_of_other_classes_and_splits_without_examples_are_refused(opened, monkeypatch, labels, count, why):
+    """Before the first step, where a label would be an index out of range, or be rounded."""
+    rows = [{"text": f"review {number}", "label": labels[number % 2]} for number in range(count)]
     monkeypatch.setattr(models, "hub_answers", lambda: True)
     monkeypatch.setattr(texts, "records", lambda *_: iter(rows))
-    with pytest.raises(ConfigError, match=f"task.data='imdb': has a {why} must be a whole number from 0 to 1"):
-        opened("text")
-
-
-def test_a_split_without_examples_is_refused(opened, monkeypatch):
-    rows = [{"text": f"review {number}", "label": number % 2} for number in range(9)]
-    monkeypatch.setattr(models, "hub_answers", lambda: True)
-    monkeypatch.setattr(texts, "records", lambda *_: iter(rows))
-    with pytest.raises(ConfigError, match="has no example for validation"):
+    with pytest.raises(ConfigError, match=f"imdb.*: has {why}"):
         opened("text")
 
 
