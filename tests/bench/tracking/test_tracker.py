@@ -139,10 +139,8 @@ def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == PATIENCE["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]
 
 
-def test_an_address_that_no_store_can_have_is_refused(tmp_path):
-    for uri in ("foo://x", "http://", "http://h:99999", "sqlite://", "sqlite:///no/such/folder/x.db", "x"):
-        with pytest.raises(ConfigError, match=r"^tracking\.uri="):
-            tracker(tmp_path, uri)
+def test_an_address_that_a_store_can_have_is_taken(tmp_path):
+    """Others: `hostile.py`."""
     for uri in ("http://h:80", "https://h/x", "sqlite:///{}/x.db", "file:///{}", "postgresql+psycopg2://h/x"):
         assert tracker(tmp_path, uri.format(tmp_path)).mirror is not None
 
