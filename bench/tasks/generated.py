@@ -23,6 +23,8 @@ class GeneratedSettings(Settings):
     """Whether two positions belong together, so that lengths are even."""
     least: ClassVar[int] = 1
     """The least length, where no setting says more: see `shortest`."""
+    ids: ClassVar[str] = "vocabulary"
+    """The setting that is the number of token ids, where `vocabulary_size` says no other."""
 
     examples: int | None = setting(None, "number of training examples; null: unlimited", minimum=1)
 
@@ -41,7 +43,7 @@ class GeneratedSettings(Settings):
     @property
     def vocabulary_size(self) -> int:
         """The number of token ids."""
-        raise NotImplementedError
+        return int(getattr(self, self.ids))
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets of one example."""
@@ -71,11 +73,6 @@ class AssociativeRecall(GeneratedSettings):
 
     num_pairs: int = setting(4, "D, number of key-value pairs", minimum=1)
     vocabulary: int = setting(8192, "V, number of token ids", minimum=8)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V."""
-        return self.vocabulary
 
     @property
     def shortest(self) -> tuple[int, str]:
@@ -142,13 +139,9 @@ class Reversal(GeneratedSettings):
 
     name: ClassVar[str] = "reversal"
     causal: ClassVar[bool] = False
+    ids: ClassVar[str] = "alphabet"
 
     alphabet: int = setting(10, "number of digits", minimum=2)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """The number of digits."""
-        return self.alphabet
 
     def draw(self, draws: Draws, seq_len: int) -> Example:
         """Tokens and targets."""
@@ -168,15 +161,11 @@ class SelectiveCopying(GeneratedSettings):
     """
 
     name: ClassVar[str] = "selective_copying"
+    ids: ClassVar[str] = "alphabet"
 
     num_tokens: int = setting(16, "M, number of tokens to copy", minimum=1)
     alphabet: int = setting(16, "A, number of token ids, with noise and marker", minimum=4)
     examples: int | None = setting(65536, "number of training examples; null: unlimited", minimum=1)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """A."""
-        return self.alphabet
 
     @property
     def shortest(self) -> tuple[int, str]:

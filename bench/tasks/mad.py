@@ -27,11 +27,6 @@ class Mad(GeneratedSettings):
     vocabulary: int = setting(16, "V, number of token ids", minimum=4)
     examples: int | None = setting(12800, "number of training examples; null: unlimited", minimum=1)
 
-    @property
-    def vocabulary_size(self) -> int:
-        """V."""
-        return self.vocabulary
-
 
 @dataclass
 class NoisyRecall(Mad):
