@@ -105,9 +105,8 @@ def lock_folder() -> Path:
         with try_lock(open_lock(folder / ".probe")):  # fails on a file system without locks
             pass
     except OSError as error:
-        raise ConfigError(
-            f"ATTENTION_ZOO_SLOTS={name}: {error.strerror}; must be a folder that every user may write to"
-        ) from None
+        allowed = "a folder that every user may write to"
+        raise ConfigError(f"ATTENTION_ZOO_SLOTS={name}: {error.strerror}; must be {allowed}") from None
     return folder
 
 

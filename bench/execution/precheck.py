@@ -65,9 +65,8 @@ class _Checker:
                 key = answer["refused"].split("=", 1)[0]
                 raise ConfigError(f"{'attention.' * (key in config['attention'])}{answer['refused']}")
             if "unsupported" in answer and not (self._elsewhere and is_gpu(config["device"])):
-                reasons.append(
-                    f"{config['label']}: {answer['unsupported']}" if cell.entries[1:] else answer["unsupported"]
-                )
+                label = f"{config['label']}: " if cell.entries[1:] else ""
+                reasons.append(label + answer["unsupported"])
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
         if "task" in cell.config and not self._elsewhere:

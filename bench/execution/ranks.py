@@ -35,9 +35,8 @@ def require_joint(cells: Sequence[Cell], launcher: str) -> None:
     if size == 1:
         return
     if not port.isdecimal() or port == "0":
-        raise ConfigError(
-            f"MASTER_PORT={port}: must be the port where WORLD_SIZE={size} processes meet, as torchrun sets"
-        )
+        allowed = f"the port where WORLD_SIZE={size} processes meet, as torchrun sets"
+        raise ConfigError(f"MASTER_PORT={port}: must be {allowed}")
     if launcher != "cells":
         raise ConfigError(f"WORLD_SIZE={size}: must be 1 for hydra/launcher={launcher}, which starts processes itself")
     for cell in cells:
@@ -46,6 +45,5 @@ def require_joint(cells: Sequence[Cell], launcher: str) -> None:
             raise ConfigError(f"WORLD_SIZE={size}: must be 1 for bench={name}, which measures in one process")
         parts = size * cell.config["training"]["accumulate"]
         if batch_size % parts:
-            raise ConfigError(
-                f"batch_size={batch_size}: must be divisible by WORLD_SIZE * training.accumulate = {parts}"
-            )
+            allowed = f"divisible by WORLD_SIZE * training.accumulate = {parts}"
+            raise ConfigError(f"batch_size={batch_size}: must be {allowed}")

@@ -71,6 +71,5 @@ def _refused(results_dir: str) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or str(error)
         place = Path(getattr(error, "filename", None) or "").name
         reason = f"{place}: {reason}" if place in FOLDERS else reason
-        raise ConfigError(
-            f"results_dir={results_dir!r}: {reason}; must be a folder, or the name of a new one"
-        ) from None
+        allowed = "a folder, or the name of a new one"
+        raise ConfigError(f"results_dir={results_dir!r}: {reason}; must be {allowed}") from None

@@ -133,9 +133,8 @@ def list_benchmarks() -> list[str]:
 def load(settings: Mapping[str, Any]) -> Benchmark:
     """A benchmark object with a cell's resolved `bench` settings."""
     benchmark = get(settings["name"])
-    return benchmark(
-        **{field.name: settings[field.name] for field in dataclasses.fields(benchmark) if field.name in settings}
-    )
+    own = {field.name for field in dataclasses.fields(benchmark)}
+    return benchmark(**{name: value for name, value in settings.items() if name in own})
 
 
 def check(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,9 +103,8 @@ class Capacity(Benchmark):
         """
         pairs, size = measurements["capacity"], measurements["state_bytes"]
         yield mean("capacity", pairs, name="capacity.pairs")
-        yield dataclasses.replace(
-            mean("state_bytes", size, name="capacity.state_kib", shown=("KiB", 2.0**-10)), unit="bytes"
-        )
+        of_state = mean("state_bytes", size, name="capacity.state_kib", shown=("KiB", 2.0**-10))
+        yield dataclasses.replace(of_state, unit="bytes")
         per_byte = [one / of for one, of in zip(pairs, size, strict=True)]
         yield mean("capacity_per_byte", per_byte, name="capacity.per_kib", shown=("/KiB", 2.0**10))
         reached = sum(one >= measurements["most"] for one in pairs) / len(pairs)

@@ -146,9 +146,8 @@ class CellContext:
     def inputs(self, dtype: str | None = None) -> Inputs:
         """Query, key and value on the device; `dtype` replaces the config's."""
         precision = self.dtype if dtype is None else getattr(torch, dtype)
-        query, key, value = (
-            x.to(precision) for x in input_sources.source(self.config["inputs"]).load(self.config, self.cache_dir)
-        )
+        loaded = input_sources.source(self.config["inputs"]).load(self.config, self.cache_dir)
+        query, key, value = (x.to(precision) for x in loaded)
         if precision == self.dtype:
             digest = hashlib.blake2b(digest_size=32)
             for tensor in (query, key, value):

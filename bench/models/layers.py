@@ -140,9 +140,8 @@ class MultiHead(nn.Module):
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """`(batch, n, width)` -> the same shape; `padding` is `(batch, n)` bool, None: no padding."""
         batch, n, width = x.shape
-        split = self.short_convolution(self.query_key_value(x)).view(
-            batch, n, 3, self.attention.num_heads, self.attention.head_dim
-        )
+        heads = self.attention.num_heads, self.attention.head_dim
+        split = self.short_convolution(self.query_key_value(x)).view(batch, n, 3, *heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
         if self.rotary is not None:
             query, key = self.rotary(query), self.rotary(key)

@@ -213,9 +213,8 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
     sizes = {key: getattr(config, key) for key in SIZES}
     sizes["batch_size"] = config.batch_size or config.tokens_per_batch // config.seq_len
     if not sizes["batch_size"]:
-        raise ConfigError(
-            f"tokens_per_batch={config.tokens_per_batch}: must be at least seq_len={config.seq_len}, or set batch_size"
-        )
+        allowed = f"at least seq_len={config.seq_len}, or set batch_size"
+        raise ConfigError(f"tokens_per_batch={config.tokens_per_batch}: must be {allowed}")
     trained = {}
     if config.model is not None and config.task is not None and config.training is not None:
         trained = {"model": config.model, "task": config.task, "training": config.training}

@@ -141,9 +141,8 @@ def check(values: Mapping[str, Any]) -> Config:
     given = _inputs(config.inputs)
     if trains:
         _check_training(config, bench)
-        _require_default(
-            "inputs", {**given, **config.inputs}, _inputs({"name": "gaussian"}), f"bench={bench} reads a task"
-        )
+        gaussian = _inputs({"name": "gaussian"})
+        _require_default("inputs", {**given, **config.inputs}, gaussian, f"bench={bench} reads a task")
         config.inputs = {"name": config.task["name"]}  # type: ignore[index]
     else:
         for key in ("model", "task"):

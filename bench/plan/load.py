@@ -55,14 +55,12 @@ def _explain(error: Exception) -> str:
         return f"{group}={name}: unknown; {_near(name, error.options)}"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        if cause.full_key in ("model", "task"):
-            return (
-                f"{cause.full_key}: none is chosen; {cause.full_key}=NAME is one of {', '.join(about(cause.full_key))}"
-            )
-        elsewhere = settings.keys_that_end(str(cause.full_key))
-        group = str(cause.full_key).removesuffix(str(cause.key))
+        full = str(cause.full_key)
+        if full in ("model", "task"):
+            return f"{full}: none is chosen; {full}=NAME is one of {', '.join(about(full))}"
+        elsewhere, group = settings.keys_that_end(full), full.removesuffix(str(cause.key))
         near = _near(str(cause.key), [str(key) for key in cause.parent_node], group)
-        return f"{cause.full_key}: unknown; {f'did you mean {elsewhere}?' if elsewhere else near}"
+        return f"{full}: unknown; {f'did you mean {elsewhere}?' if elsewhere else near}"
     if isinstance(error, MarkedYAMLError) and error.problem_mark:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     if found := re.match(r"In '(.+)/(.+)': \w+ raised while composing config:\n(.+)", str(error)):

@@ -46,9 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _require_free(options.port)
         if not options.results.is_dir():
-            raise ConfigError(
-                f"--results={str(options.results)!r}: is no folder; must be a results folder, such as runs"
-            )
+            allowed = "a results folder, such as runs"
+            raise ConfigError(f"--results={str(options.results)!r}: is no folder; must be {allowed}")
         own.claim(options.results, own.RESULTS, "--results")
         mirror = Mirror(options.results)
         experiment_id = mirror.create()

@@ -78,10 +78,9 @@ class Tally:
         self.task, self.split, self.indices = task, split, indices
         self.units, self.kinds = task.units(split, indices), task.kinds if split == "test" else ()
         length, units = task.batch(split, [0]).targets.shape[1], max(self.units) + 1
+        sizes = length, units, units, len(self.kinds)
         self.right = torch.zeros((), dtype=torch.float64, device=device)
-        self.by_position, self.by_unit, self.right_by_unit, self.by_kind = (
-            Sums(size, device) for size in (length, units, units, len(self.kinds))
-        )
+        self.by_position, self.by_unit, self.right_by_unit, self.by_kind = (Sums(size, device) for size in sizes)
 
     def add(self, numbers: Sequence[int], targets: Tensor, losses: Tensor, is_right: Tensor) -> None:
         """Add the `answers` to examples, whose numbers are places in `indices`."""

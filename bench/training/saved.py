@@ -41,9 +41,8 @@ def save(folder: Path, model: nn.Module, contents: Saved, tokenizer: bytes | Non
         tokenizer: a file of tokenizers, for transformers' `AutoTokenizer`.
     """
     cell, vocabulary, classes, documents = contents
-    weights = {
-        PREFIX + name: value.contiguous() for name, value in model.state_dict().items() if isinstance(value, Tensor)
-    }
+    tensors = ((name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor))
+    weights = {PREFIX + name: value.contiguous() for name, value in tensors}
     kind = "SequenceClassification" if classes is not None else "CausalLM" if cell["causal"] else "MaskedLM"
     described = {
         "architectures": [f"AttentionZooFor{kind}"],

@@ -204,9 +204,8 @@ def measure(results_dir: str, sweep_id: str, num_cpus: int, cell_id: str, on_gpu
         try:
             runner, todo = remote.load(Path(results_dir), sweep_id)
         except ConfigError as error:
-            raise ConfigError(
-                f"results_dir={results_dir!r}: must be a folder that all nodes see: {one_line(error)}"
-            ) from None
+            why = f"must be a folder that all nodes see: {one_line(error)}"
+            raise ConfigError(f"results_dir={results_dir!r}: {why}") from None
         runner = dataclasses.replace(runner, defer_interrupts=interrupts.deferred)
         with interrupts.caught():
             for cell in todo:
