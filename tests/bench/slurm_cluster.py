@@ -95,9 +95,8 @@ class Cluster:
 
     def call(self, *command):
         """What a command of Slurm prints."""
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=60, env=os.environ | self.environment
-        ).stdout
+        env = os.environ | self.environment
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env).stdout
 
     def jobs(self, state=None):
         """The ids of the jobs in the queue, such as 5_3."""

@@ -370,6 +370,5 @@ def test_a_hub_model_out_of_reach_is_one_line(monkeypatch, tmp_path):
 def test_the_file_of_pretrained_inputs_leaves_what_a_model_trained_here_has_no_use_for():
     trained = yaml.safe_load(Path(ROOT / "conf/inputs/pretrained.yaml").read_text())
     assert bench.inputs.source(trained["inputs"]) == Pretrained()
-    assert trained == {
-        "inputs": {"name": "pretrained", "text": None, "window": None}, "num_heads": 12, "head_dim": 32
-    }  # fmt: skip
+    inputs = {"name": "pretrained", "text": None, "window": None}
+    assert trained == {"inputs": inputs, "num_heads": 12, "head_dim": 32}

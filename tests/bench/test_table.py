@@ -119,10 +119,8 @@ def test_cells_of_one_name_are_told_apart_by_what_was_swept():
     said = [f"seed={seed}, training.learning_rate={rate}" for rate in (0.01, 0.03) for seed in (0, 1)]
     assert settings_apart(cells) == said
     others = [trained("flash"), trained(task="induction"), trained(task="induction", steps=4)]
-    told = settings_apart([*cells, *others])
-    assert told == [*said, "", "training.steps=3", "training.steps=4"], (
-        "of those with the same mechanism and task alone"
-    )
+    # Of those with the same mechanism and task alone.
+    assert settings_apart([*cells, *others]) == [*said, "", "training.steps=3", "training.steps=4"]
     assert settings_apart([trained(), trained()]) == ["", ""], "two attempts at one cell"
 
 

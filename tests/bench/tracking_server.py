@@ -99,9 +99,8 @@ def in_front_of(address, behaviour):
 
 def told(address, code):
     """What a client in a process of its own prints: `client` and `ids` of the experiments are there."""
-    start = (
-        "import mlflow; client = mlflow.MlflowClient(); ids = [e.experiment_id for e in client.search_experiments()];"
-    )
+    start = "import mlflow; client = mlflow.MlflowClient();"
+    start += "ids = [e.experiment_id for e in client.search_experiments()];"
     done = python("-c", start + code, MLFLOW_TRACKING_URI=address)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -12,9 +12,8 @@ pytestmark = pytest.mark.commands
 
 def test_it_obeys_its_memory_limit(tmp_path):
     limited, runner = {"name": "memory", "memory_limit": 0.1}, Runner(Store(tmp_path))
-    softmax, v_mean = (
-        runner.run_cell(one_cell(name, limited, seq_len=4096, head_dim=4)) for name in ("softmax", "v_mean")
-    )
+    cells = (one_cell(name, limited, seq_len=4096, head_dim=4) for name in ("softmax", "v_mean"))
+    softmax, v_mean = map(runner.run_cell, cells)
     assert softmax.status == "oom" and not softmax.measurements
     assert v_mean.status == "ok"
     assert v_mean.numerics["memory_limit_bytes"] == int(0.1 * 2**30)

@@ -173,9 +173,8 @@ time.sleep(600)
 
 
 def test_kill_9_of_the_parent_ends_server_child_and_grandchild(tmp_path):
-    code = TASK.replace("WHAT", f"[os.getppid(), os.getpid(), {ESCAPES}]").replace(
-        "sys.stdin.readline()", "time.sleep(600)"
-    )
+    code = TASK.replace("WHAT", f"[os.getppid(), os.getpid(), {ESCAPES}]")
+    code = code.replace("sys.stdin.readline()", "time.sleep(600)")
     (tmp_path / "task.py").write_text(code)
     env = environment() | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), str(HERE)])}
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=env)

@@ -90,9 +90,8 @@ def test_ids_hold_what_is_asked_for_and_decides_on_the_node(tmp_path):
     asked = {"partition": "gpu", "constraint": "a100", "cpus_per_task": 8}
     wanted = Resources("slurm partition=gpu constraint=a100", 8, True)
     assert settings(**asked, gpus_per_node=1).resources == wanted
-    assert settings(**asked, gres="gpu:1", qos="x").resources == dataclasses.replace(
-        wanted, name="slurm partition=gpu constraint=a100 gres=gpu:1"
-    )
+    with_gres = dataclasses.replace(wanted, name=f"{wanted.name} gres=gpu:1")
+    assert settings(**asked, gres="gpu:1", qos="x").resources == with_gres
     assert settings().resources == Resources("slurm", 1, False)
     more = ([], ["hydra.launcher.partition=a"], ["hydra.launcher.cpus_per_task=2"], ["hydra.launcher.qos=b"])
     ids = [planned(tmp_path, *each).cells[0].cell_id for each in more]
@@ -288,9 +287,8 @@ def test_a_sweep_on_a_real_slurm(real, tmp_path):
     assert sorted((record.config["seed"], record.status) for record in records) == [(n, "ok") for n in (1, 2, 3)]
     assert {record.machine["job"]["node"] for record in records} <= {"n1", "n2"}
     refused = bench(*typed, "hydra.launcher.partition=nowhere", **real.environment)
-    assert refused.returncode == 2 and refused.stderr.splitlines()[-1].startswith(
-        "error: hydra/launcher=slurm: sbatch:"
-    )
+    last = refused.stderr.splitlines()[-1]
+    assert refused.returncode == 2 and last.startswith("error: hydra/launcher=slurm: sbatch:")
 
 
 @pytest.mark.needs("slurm")

@@ -211,10 +211,8 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
 
 
 def test_a_cell_that_fails_when_it_is_measured_again_has_failed_and_keeps_its_result(tmp_path, monkeypatch):
-    fails = set()
-    pretended = Pretended(
-        tmp_path, monkeypatch, lambda digit: {"status": "timeout", "measurements": {}} if digit in fails else {}
-    )
+    fails, failure = set(), {"status": "timeout", "measurements": {}}
+    pretended = Pretended(tmp_path, monkeypatch, lambda digit: failure if digit in fails else {})
     assert exit_code(pretended.sweep("all")[1]) == 0
     fails.add("2")
     _, records = pretended.sweep("all")

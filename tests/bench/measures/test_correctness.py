@@ -119,9 +119,8 @@ def test_a_device_that_cannot_be_asked_afterwards_costs_no_reason(measured, monk
 
 @pytest.mark.parametrize(("flops", "said"), [(float("nan"), "nan"), (-1, "-1"), (torch.tensor(5), "Tensor")])
 def test_a_formula_that_gives_no_flops_is_named(flops, said, measured):
-    result = measured(
-        cell("odd") | {"bench": measures.check({"name": "flops"})}, odd(flops=lambda self, batch, seq_len: flops)
-    )
+    config = cell("odd") | {"bench": measures.check({"name": "flops"})}
+    result = measured(config, odd(flops=lambda self, batch, seq_len: flops))
     assert result["status"] == "incorrect" and f"flops(2, 150): is {said}, must be a number" in result["reason"]
 
 

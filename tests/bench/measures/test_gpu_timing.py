@@ -193,9 +193,8 @@ def test_the_state_of_the_device(gpu, monkeypatch):
     state = DeviceState(CUDA)
     state.note("start")
     assert state.moments == {"start": KNOWN | CLOCKS | OTHERS}
-    FakeNvml(
-        gpu, monkeypatch, SAID.keys() - {"nvmlInit", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature"} | {ENERGY}
-    )
+    answers = {"nvmlInit", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature"}
+    FakeNvml(gpu, monkeypatch, SAID.keys() - answers | {ENERGY})
     assert DeviceState(CUDA).read() == KNOWN | dict.fromkeys(CLOCKS | OTHERS)
     assert reasons(0) == [] and reasons(0x1 | 0x80 | 0x8000) == ["idle", "power brake"]
 

@@ -26,9 +26,8 @@ def test_the_loss_at_another_length_is_that_of_the_same_weights_there(dtype, tol
         task = tasks.open_task(there, tmp_path / "inputs")
         model = models.build(there, task.vocabulary, None, 0).double()
         model.load_state_dict(made[0].model.state_dict())
-        count = (
-            TESTED * SIZES["seq_len"] // length
-        )  # as many tokens as at the length of training, from all over the text
+        # As many tokens as at the length of training, from all over the text.
+        count = TESTED * SIZES["seq_len"] // length
         batch = task.batch("test", [number * task.size("test") // count for number in range(count)])
         with torch.no_grad():
             losses = torch.nn.functional.cross_entropy(model.eval()(batch.tokens).mT, batch.targets)

@@ -81,9 +81,8 @@ def test_of_a_pair_both_documents_are_read_alike_and_compared():
     torch.testing.assert_close(one(read, None, mask), torch.stack(expected), rtol=1e-10, atol=1e-10)
 
 
-every_control = pytest.mark.parametrize(
-    ("model", "name"), [("classifier", "softmax"), *((model, "identity") for model in LAYERS)]
-)
+CONTROLS = [("classifier", "softmax"), *((model, "identity") for model in LAYERS)]
+every_control = pytest.mark.parametrize(("model", "name"), CONTROLS)
 
 
 @every_control

@@ -83,10 +83,8 @@ def test_weights_are_of_the_seed_alone(model, name):
     for seed, attention in zip((7, 8), attentions(again), strict=True):
         alone = build_attention(config(model, name), seed=seed)
         assert attention.seed == seed
-        pairs = zip(
-            (*attention.buffers(), *attention.parameters()), (*alone.buffers(), *alone.parameters()), strict=True
-        )
-        assert all(torch.equal(one, other) for one, other in pairs)
+        ours, theirs = ((*each.buffers(), *each.parameters()) for each in (attention, alone))
+        assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
 
 
 @every_decoder

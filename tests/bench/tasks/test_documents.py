@@ -141,9 +141,8 @@ def test_without_the_hub_the_stand_in_is_named(opened, monkeypatch):
     for name, data, instead in (("text", "imdb", "testaments"), ("image", "cifar10", "digits")):
         with pytest.raises(ConnectionError) as error:
             opened(name, 64 if name == "text" else 1024)
-        assert str(error.value) == (
-            f"task.data='{data}': the Hugging Face hub cannot be reached; a stand-in is task.data={instead}"
-        )
+        line = f"task.data='{data}': the Hugging Face hub cannot be reached; a stand-in is task.data={instead}"
+        assert str(error.value) == line
 
 
 # --- stand-ins

@@ -70,7 +70,6 @@ def test_pairs_are_counted_in_parts_of_a_long_text(monkeypatch, count):
     monkeypatch.setattr(ngram, "CHUNK", 7)
     tokens = uniform(5, count).astype(np.uint16)
     pairs, counts = counted_pairs(tokens, 5)
-    assert dict(zip(pairs.tolist(), counts.tolist(), strict=True)) == Counter(
-        5 * a + b for a, b in pairwise(tokens.tolist())
-    )
+    expected = Counter(5 * a + b for a, b in pairwise(tokens.tolist()))
+    assert dict(zip(pairs.tolist(), counts.tolist(), strict=True)) == expected
     assert pairs.tolist() == sorted(pairs.tolist())

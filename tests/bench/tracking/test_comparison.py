@@ -111,9 +111,8 @@ def test_the_comparison_has_one_line_for_each_mechanism_and_each_chart_one_condi
     masks = (True, False)
     records = of("1", *(synthetic.compare(FOUR, n, rng, causal=causal) for n in (512, 1024) for causal in masks))
     # More points, but of fewer mechanisms and without softmax.
-    records += of(
-        "2", *(synthetic.compare(("performer", "linformer"), n, rng, dtype="bfloat16") for n in (512, 1024, 2048))
-    )
+    others = (synthetic.compare(("performer", "linformer"), n, rng, dtype="bfloat16") for n in (512, 1024, 2048))
+    records += of("2", *others)
     records += of("3", synthetic.spectral("performer", 1024, 64, rng), synthetic.memory("flash", 512))
     found = {line.name: line for line in settled(lines(entries(records)), METRICS)}
     assert list(found)[:2] == ["flash", "softmax"] and found.keys() == set(FOUR)
@@ -135,9 +134,8 @@ def test_lines_have_the_colours_of_the_figures_and_ranks(mirror, results_dir, rn
     assert [(point.step, point.value) for point in points] == [(n, values["speedup.forward", n]) for n in (512, 1024)]
     for kind in ("curve", "comparison"):
         runs = {run.info.run_name: run.data.tags for run in runs_of(results_dir, kind)}
-        assert {name: tags["mlflow.runColor"] for name, tags in runs.items()} == {
-            name: style.MECHANISMS[name][0] for name in FOUR
-        }
+        colours = {name: style.MECHANISMS[name][0] for name in FOUR}
+        assert {name: tags["mlflow.runColor"] for name, tags in runs.items()} == colours
         assert sorted(runs, key=lambda name: runs[name]["rank"])[:2] == ["flash", "softmax"]
     mirror.complete(records)
     assert len(runs_of(results_dir, "comparison")) == len(FOUR)

@@ -41,9 +41,8 @@ def test_points_are_there_while_it_trains_and_make_room_for_the_record(mirror, r
     found, measured = curve(client, cell, "train_loss"), record.measurements["curve"]["train_loss"]
     assert found[-1] == (len(measured), measured[-1]) and MAX_POINTS / 2 < len(found) <= MAX_POINTS
     assert all(measured[step - 1] == value for step, value in found)
-    assert curve(client, cell, "validation_loss") == [
-        (one["step"], one["loss"]) for one in record.measurements["validation"]
-    ]
+    losses = [(one["step"], one["loss"]) for one in record.measurements["validation"]]
+    assert curve(client, cell, "validation_loss") == losses
 
 
 def test_of_a_run_that_failed_the_curve_stays_and_the_next_attempt_adds_to_it(mirror, rng):

@@ -122,9 +122,8 @@ def test_of_many_sweeps_each_is_a_row(page, addresses):
 
 
 def titles(page):
-    return [
-        text for text in page.locator("h1, h2, h3, h4, span").all_inner_texts() if re.fullmatch(r"[\w ]+/[\w ]+", text)
-    ]
+    texts = page.locator("h1, h2, h3, h4, span").all_inner_texts()
+    return [text for text in texts if re.fullmatch(r"[\w ]+/[\w ]+", text)]
 
 
 def test_chosen_mechanisms_are_side_by_side_on_the_bare_address(page, addresses):

@@ -154,9 +154,8 @@ def test_a_later_attempt_supersedes(mirror, results_dir):
 
 def test_a_long_sweep_with_torn_runs_is_written_in_batches_and_read_in_pages(mirror, results_dir, monkeypatch):
     measured = {f"quantity{index:04}": float(index) for index in range(1000)}
-    records = [
-        a_record(number, bench="training", measured=measured if number == 0 else {"loss": 1.0}) for number in range(7)
-    ]
+    each = enumerate([measured, *6 * [{"loss": 1.0}]])
+    records = [a_record(number, bench="training", measured=one) for number, one in each]
     experiment = mirror.create()
     client = client_of(results_dir)
     search = type(client).search_runs
@@ -283,9 +282,8 @@ def test_a_folder_that_has_moved_is_mirrored_again(mirror, results_dir, tmp_path
     assert Mirror(moved).complete(records) == 2 and Mirror(moved).complete(records) == 0
     (summary,) = runs_of(moved, "summary")
     assert {item.path for item in client_of(moved).list_artifacts(summary.info.run_id)} == {"table.md", "cells.json"}
-    assert {run.info.artifact_uri for run in runs_of(moved)} == {
-        f"{(moved / 'mlartifacts').as_uri()}/{run.info.run_id}/artifacts" for run in runs_of(moved)
-    }
+    uris = {run.info.run_id: run.info.artifact_uri for run in runs_of(moved)}
+    assert uris == {run_id: f"{(moved / 'mlartifacts').as_uri()}/{run_id}/artifacts" for run_id in uris}
     results_dir.mkdir()
 
 

@@ -76,9 +76,8 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, make, stops, gi
         checkpoint.resume(tmp_path, part, pytest.fail)
         torch.rand(stop)  # whatever else draws in the process
         assert part.step == stop and (part.best or {}).keys() == (best or {}).keys()
-        assert all(
-            torch.equal(part.best["model"][name], value) for name, value in (best or {"model": {}})["model"].items()
-        )
+        of_best = (best or {"model": {}})["model"]
+        assert all(torch.equal(part.best["model"][name], value) for name, value in of_best.items())
     trained(part, 20, looks=True)
     assert torch.equal(weights(part), weights(whole)) and part.curve == whole.curve
     assert part.evaluations == whole.evaluations
@@ -180,9 +179,8 @@ def test_what_is_hidden_is_drawn_from_the_seed_and_never_padding():
     assert torch.equal(asked.targets[is_asked], many.tokens[is_asked]) and not (is_asked & ~many.mask).any()
     deviation = math.sqrt(SHARE * (1 - SHARE) / many.mask.sum())
     assert abs(is_asked.sum() / many.mask.sum() - SHARE) < 4 * deviation
-    assert torch.equal(mask_tokens(many, 7).targets, asked.targets) and not torch.equal(
-        mask_tokens(many, 8).targets, asked.targets
-    )
+    assert torch.equal(mask_tokens(many, 7).targets, asked.targets)
+    assert not torch.equal(mask_tokens(many, 8).targets, asked.targets)
     pairs = Batch(many.tokens.view(-1, 2, LENGTH), many.targets.view(-1, 2)[:, :1])
     assert mask_tokens(pairs, 7).targets.shape == pairs.tokens.shape
 
