@@ -48,11 +48,8 @@ class State:
 
     def __init__(self, store: Store, plan: SavedPlan) -> None:
         self.plan = plan
-        aparts = settings_apart([cell.config for cell in plan.cells])
-        self.titles = {
-            cell.cell_id: " ".join(filter(None, (cell.title, apart)))
-            for cell, apart in zip(plan.cells, aparts, strict=True)
-        }
+        told = zip(plan.cells, settings_apart([cell.config for cell in plan.cells]), strict=True)
+        self.titles = {cell.cell_id: " ".join(filter(None, (cell.title, apart))) for cell, apart in told}
         # Before the records: a cell that ends now is not waiting.
         self.running = list(_running(store, plan.cells, self.titles))
         records = store.of_cells(cell.cell_id for cell in plan.cells)

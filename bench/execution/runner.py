@@ -185,6 +185,7 @@ class Runner:
         """The fields of a new record that describe what was measured, on which device of this machine, and the code."""
         infos = {entry["label"]: attention_zoo.info(entry["attention"]["name"]) for entry in cell.entries}
         facts = ("approximates", "exact", "size", "control")
+        beside = needs_quiet(cell) and not self.executor.timings_alone
         return {
             "record_id": secrets.token_hex(16),
             "cell_id": cell.cell_id,
@@ -194,11 +195,7 @@ class Runner:
             "overrides": self.overrides,
             "code": {**code_identity(), "sources_sha256": digest(cell.sources)},
             "mechanisms": {label: {fact: getattr(info, fact) for fact in facts} for label, info in infos.items()},
-            "machine": {
-                **machine(device, self.executor.resources),
-                "beside_others": needs_quiet(cell) and not self.executor.timings_alone,
-                "job": scheduler_job(),
-            },
+            "machine": {**machine(device, self.executor.resources), "beside_others": beside, "job": scheduler_job()},
         }
 
     def _hold_device(self, cell: Cell, cores: Collection[int] | None) -> AbstractContextManager[Sequence[int]]:

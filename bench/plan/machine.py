@@ -235,11 +235,8 @@ def code_identity() -> dict[str, Any]:
         return {**identity, "git_sha": archived, "git_dirty": None}
     git = ("git", "-C", str(HERE))
     status = _ask(*git, "status", "--porcelain", "--untracked-files=no", "--", *MEASURING)
-    return {
-        **identity,
-        "git_sha": _ask(*git, "rev-parse", "HEAD"),
-        "git_dirty": None if status is None else bool(status),
-    }
+    dirty = None if status is None else bool(status)
+    return {**identity, "git_sha": _ask(*git, "rev-parse", "HEAD"), "git_dirty": dirty}
 
 
 def _ask(*command: str) -> str | None:

@@ -62,10 +62,8 @@ def quantities(record: Record) -> list[Metric]:
             its, measured = benchmark(record), record.measurements
             if its.replicates in ("sequences", "draws"):  # older records have their number in the config only
                 measured = {"sequences": record.config["batch_size"], **measured}
-            computed = [
-                one if one.interval is None else dataclasses.replace(one, over=its.replicates)
-                for one in its.quantities(measured)
-            ]
+            found, over = its.quantities(measured), its.replicates
+            computed = [one if one.interval is None else dataclasses.replace(one, over=over) for one in found]
         if not computed and hasattr(its, "name"):  # a known benchmark
             raise ValueError("there are none")
     except Exception as error:  # a user's benchmark may raise anything

@@ -59,11 +59,9 @@ def identity(name: str) -> Any:
     """What pins a tokenizer of `named` down; raises OSError or ValueError where there is no such file."""
     if name == BYTES.identity:
         return name
-    return (
-        hashlib.sha256(Path(name).read_bytes()).hexdigest()
-        if is_file(name)
-        else models.identity(name, KEY, models.TOKENIZER)
-    )
+    if is_file(name):
+        return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+    return models.identity(name, KEY, models.TOKENIZER)
 
 
 def is_file(name: str) -> bool:
