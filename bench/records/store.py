@@ -181,7 +181,9 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
         moved = {key: value for key, value in record.summary.items() if key in _FOR_PROGRAMS}
         summary, raw = summary | dict.fromkeys(moved, _IN_SAMPLES), raw | moved
     fields = {**vars(record), "measurements": short, "summary": summary}
-    long |= {_SUMMARY: _once(raw, {json.dumps(values): place for place, values in _lists(long)})} if raw else {}
+    # A list that is also in the measurements is replaced by its place there.
+    places = {json.dumps(values): place for place, values in _lists(long)}
+    long |= {_SUMMARY: _mapped(raw, lambda values: places.get(json.dumps(values), values))} if raw else {}
     if not long:
         return _to_json(fields), None
     samples = _to_json(long)
@@ -237,21 +239,15 @@ def _lists(long: dict[str, Any], before: str = "") -> Iterator[tuple[str, list[A
         yield from _lists(value, f"{before}{key}/") if isinstance(value, dict) else [(before + key, value)]
 
 
-def _once(raw: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
-    """A summary's long lists; those that are also in the measurements are replaced by their places there."""
-    return {
-        key: _once(value, places) if isinstance(value, dict) else places.get(json.dumps(value), value)
-        for key, value in raw.items()
-    }
+def _mapped(raw: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A summary's long lists, each changed."""
+    return {key: _mapped(value, change) if isinstance(value, dict) else change(value) for key, value in raw.items()}
 
 
 def _again(raw: dict[str, Any], lists: dict[str, list[Any]]) -> dict[str, Any]:
-    """The inverse of `_once`."""
+    """A summary's long lists, also those of which only the place in the measurements was written."""
     try:
-        return {
-            key: _again(value, lists) if isinstance(value, dict) else lists[value] if isinstance(value, str) else value
-            for key, value in raw.items()
-        }
+        return _mapped(raw, lambda value: lists[value] if isinstance(value, str) else value)
     except KeyError as missing:
         raise RecordError(f"its samples: no {missing}") from None
 
