@@ -238,10 +238,8 @@ def test_a_causal_model_with_grouped_queries_from_a_local_directory(save_model, 
         ids = torch.tensor([[i * i % 47 for i in range(rows.start, rows.stop)]])
         with torch.no_grad():
             hidden = layer.input_layernorm(model(ids, output_hidden_states=True).hidden_states[2])
-            heads = [
-                project(hidden).view(1, ids.shape[1], -1, 8).transpose(1, 2)
-                for project in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
-            ]
+            projected = (getattr(layer.self_attn, name)(hidden) for name in ("q_proj", "k_proj", "v_proj"))
+            heads = [x.view(1, ids.shape[1], -1, 8).transpose(1, 2) for x in projected]
             rotation = model.rotary_emb(hidden, torch.arange(ids.shape[1])[None])
             expected = (*apply_rotary_pos_emb(*heads[:2], *rotation), heads[2])
         found = (query[:1, :, rows], key[:1, ::2, rows], value[:1, ::2, rows])

@@ -47,17 +47,11 @@ def test_lengths_with_the_same_tokens_are_one_curve(rng):
 
 def test_lines_that_differ_in_mask_or_pass_say_which_is_which(rng):
     records = [at(n, n**2 / 1e6, n / 1e3, rng) for n in (512, 2048, 4096)]
-    others = [
-        dataclasses.replace(
-            record,
-            config={
-                **record.config,
-                "causal": not record.config["causal"],
-                "bench": {**record.config["bench"], "measured_pass": "backward"},
-            },
-        )
-        for record in records
-    ]
+    others = []
+    for record in records:
+        bench = record.config["bench"] | {"measured_pass": "backward"}
+        config = record.config | {"causal": not record.config["causal"], "bench": bench}
+        others.append(dataclasses.replace(record, config=config))
     said = [one.split(" (")[1] for one in crossovers([*records, *others])]
     masks, passes = zip(*(one.removesuffix(")").split(", ") for one in said), strict=True)
     assert set(masks) == {"causal", "not causal"} and "backward" in passes and len(set(passes)) == 2

@@ -63,10 +63,8 @@ def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, capsys):
 
     monkeypatch.setattr(console.runpy, "run_module", run_module)
     code, _, err = said(monkeypatch, capsys, "bench")
-    assert (code, err) == (
-        2,
-        "error: hydra.core: not installed; in a checkout of attention-zoo: pip install -e '.[bench]'\n",
-    )
+    why = "hydra.core: not installed; in a checkout of attention-zoo: pip install -e '.[bench]'"
+    assert (code, err) == (2, f"error: {why}\n")
 
 
 @pytest.mark.parametrize(

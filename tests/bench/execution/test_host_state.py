@@ -229,10 +229,8 @@ def busy():
 @pytest.mark.commands
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc/stat")
 def test_a_busy_neighbour_is_found_beside_what_takes_times_and_recorded_beside_all(busy, tmp_path):
-    latency, memory = (
-        Runner(Store(tmp_path)).run_cell(one_cell("flash", {"name": name, "passes": ["forward"]}))
-        for name in ("latency", "memory")
-    )
+    cells = (one_cell("flash", {"name": name, "passes": ["forward"]}) for name in ("latency", "memory"))
+    latency, memory = map(Runner(Store(tmp_path)).run_cell, cells)
     assert latency.status == "ok" and latency.disturbed and latency.disturbed[0].startswith("other processes: ")
     during = latency.host_state["during"]
     assert during["others_s"] > 0.25 * during["seconds"] and during["own_s"] > 0.1

@@ -75,11 +75,8 @@ def test_an_id_has_only_what_a_task_reads_of_files(tmp_path):
         for split in ("train", "eval", "test"):
             (folder / f"aan.{split}.tsv").write_text("0\t1\t2\ta\tb\n")
             os.utime(folder / f"aan.{split}.tsv", ns=(10**18, 10**18))
-    asked = (
-        {"name": "language_modelling", "tokenizer": str(model)},
-        {"name": "retrieval", "data": str(papers[0])},
-        {"name": "text", "data": str(papers[0])},
-    )
+    of_papers = [{"name": name, "data": str(papers[0])} for name in ("retrieval", "text")]
+    asked = {"name": "language_modelling", "tokenizer": str(model)}, *of_papers
     before = [settings(own).own_files() for own in asked]
     assert settings({"name": "retrieval", "data": str(papers[1])}).own_files() == before[1]
     assert settings({"name": "text", "data": str(papers[1])}).own_files() == before[2]
@@ -186,15 +183,13 @@ def test_a_comparison_of_training_steps_has_every_model_and_names_what_differs()
     common = ["bench=compare_train_step", "task=language_modelling", "seq_len=64", "batch_size=2"]
     grids = [["attention=flash,softmax", "model=transformer_small"], ["attention=flash", "model=transformer_small_13"]]
     (cell,) = merge_compared([cell for grid in grids for cell in made(*common, *grid)])
-    assert [(entry["label"], entry["model"]["layers"]) for entry in cell.entries] == [
-        ("flash model.layers=12", 12),
-        ("softmax model.layers=12", 12),
-        ("flash model.layers=13", 13),
-    ]
+    layers = {"flash model.layers=12": 12, "softmax model.layers=12": 12, "flash model.layers=13": 13}
+    assert [(entry["label"], entry["model"]["layers"]) for entry in cell.entries] == [*layers.items()]
     (alike,) = merge_compared(made(*common, *grids[0]))
     assert alike.config["label"] == "flash" and alike.cell_id != cell.cell_id
 
 
+COEFFICIENTS = "attention=polynomial_square attention.coefficients"
 SAME = [
     ("seq_len='64' causal=1 timeout=7", "seq_len=64 causal=true timeout=7.0"),
     ("bench.passes=forward", "bench.passes=[forward]"),
@@ -203,10 +198,7 @@ SAME = [
     ("attention=polynomial attention.scale=1", "attention=polynomial attention.scale=1.0"),
     ("attention=softmax attention.dropout=-0.0", "attention=softmax"),
     ("attention=linear", "attention=linear ~attention.eps"),
-    (
-        "attention=polynomial_square attention.coefficients=[1,2]",
-        "attention=polynomial_square attention.coefficients=[1.0,2.0]",
-    ),
+    (f"{COEFFICIENTS}=[1,2]", f"{COEFFICIENTS}=[1.0,2.0]"),
     ("bench.min_sample_ms=0", "bench.min_sample_ms=-0.0"),
     ("tokens_per_batch=8192 seq_len=512", "seq_len=512 batch_size=16"),
     ("tokens_per_batch=8192 seq_len=4096", "seq_len=4096 batch_size=2"),
@@ -284,10 +276,8 @@ def test_a_label_says_what_an_experiment_changed_in_a_variant(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "eighth.yaml").write_text("# @package _global_\nattention: {degree: 8}\n")
     configs = composed("experiment=eighth", "attention=polynomial,polynomial_p8", loader=Loader(str(tmp_path)))
-    assert [make_cell(check(config), variant).config["label"] for config, variant in configs] == [
-        "polynomial degree=8",
-        "polynomial_p8",
-    ]
+    labels = [make_cell(check(config), variant).config["label"] for config, variant in configs]
+    assert labels == ["polynomial degree=8", "polynomial_p8"]
 
 
 def test_a_comparison_gives_every_mechanism_that_has_one_the_size_asked_for():
@@ -313,25 +303,19 @@ def test_the_id_of_a_comparison_follows_its_entries_and_their_order_and_not_thei
     for other in ("polynomial,flash", "flash,polynomial_p2", "flash,polynomial,v_mean"):
         assert compared(f"attention={other}")[0].cell_id != a.cell_id
     assert compared("attention=flash,polynomial", "impl=reference")[0].cell_id != a.cell_id
-    dtypes = [
-        compared("attention=flash", f"dtype={names}")[0].cell_id
-        for names in ("float32,bfloat16", "bfloat16,float32", "float32,float64")
-    ]
+    names = ("float32,bfloat16", "bfloat16,float32", "float32,float64")
+    dtypes = [compared("attention=flash", f"dtype={each}")[0].cell_id for each in names]
     assert len(set(dtypes)) == 3
 
 
 def test_a_group_of_the_users_own_may_have_a_package(tmp_path):
-    for name, text in (
-        ("attention/mine", "causal: true\nattention: {name: flash, scale: 0.5}"),
-        ("more/x", "seq_len: 77"),
-    ):
+    files = {"attention/mine": "causal: true\nattention: {name: flash, scale: 0.5}", "more/x": "seq_len: 77"}
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir()
         (tmp_path / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
     configs = composed("attention=mine,flash", "+more=x", loader=Loader(str(tmp_path)))
-    assert [(variant.name, config["causal"], config["seq_len"]) for config, variant in configs] == [
-        ("mine", True, 77),
-        ("flash", False, 77),
-    ]
+    found = [(variant.name, config["causal"], config["seq_len"]) for config, variant in configs]
+    assert found == [("mine", True, 77), ("flash", False, 77)]
 
 
 def test_a_cell_more_costs_no_call_that_takes_long(monkeypatch):

@@ -66,10 +66,7 @@ text = functools.partial(given, "language_modelling")
         (given(examples=0), "task.examples=0: must be a number of at least 1"),
         (given(seq_len=31), "seq_len=31: must be at least 32, twice task.num_tokens=16"),
         (given(causal=False), "causal=false: must be true: a decoder (model=transformer_tiny) reads task.name=sele"),
-        (
-            given("reversal", causal=True),
-            "causal=true: must be false: an encoder (model=encoder) reads task.name=reversal",
-        ),
+        (given("reversal", causal=True), "causal=true: must be false: an encoder (model=encoder) reads task.name=rev"),
         (given("induction_heads", seq_len=2), "seq_len=2: must be at least 3 for task.name=induction_heads"),
         (given("associative_recall", seq_len=63), "seq_len=63: must be even and at least 16, four times"),
         (given("associative_recall", num_pairs=17), "seq_len=64: must be even and at least 68, four times"),

@@ -61,10 +61,8 @@ def test_a_speed_over_another_baseline_is_another_number(rng):
     ],
 )
 def test_what_makes_times_comparable_tells_lines_apart_and_is_in_their_names(changes, words, rng):
-    records = [
-        *of("1", synthetic.latency("flash", 4096, rng)),
-        *of("2", synthetic.latency("flash", 4096, rng, **changes)),
-    ]
+    records = of("1", synthetic.latency("flash", 4096, rng))
+    records += of("2", synthetic.latency("flash", 4096, rng, **changes))
     assert by_name(records).keys() == {f"flash, {word}" for word in words}
 
 

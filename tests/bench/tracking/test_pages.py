@@ -156,12 +156,8 @@ def test_a_port_opens_on_the_comparison_of_all_records_speed_first_and_the_basel
     assert page.evaluate("localStorage['mlflow.workflowType_v1']") == '"machine_learning"'
     see(page, "sequence length")
     assert page.get_by_text("Ask a question").count() == 0, "MLflow's assistant is closed"
-    found = titles(page)
-    order = [
-        name
-        for name in ("times as fast as softmax/forward pass", "microseconds per token/forward pass")
-        if name in found
-    ]
+    found, names = titles(page), ("times as fast as softmax/forward pass", "microseconds per token/forward pass")
+    order = [name for name in names if name in found]
     assert order == sorted(order, key=found.index) and len(order) == 2
 
 

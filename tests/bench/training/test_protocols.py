@@ -216,10 +216,7 @@ def test_first_it_names_hidden_tokens_and_then_classes():
             "training.pretrain_steps=950: must be 0, or 100 to 900: training.steps=1000 counts both phases, first "
             "hidden tokens, then classes, a training.warmup=100 in each",
         ),
-        (
-            {"pretrain_steps": 10, "steps": 10, "warmup": 0},
-            "training.pretrain_steps=10: must be 0, or 1 to 9: training",
-        ),
+        ({"pretrain_steps": 10, "steps": 10, "warmup": 0}, "training.pretrain_steps=10: must be 0, or 1 to 9: tr"),
         ({"pretrain_steps": 5, "steps": 10, "warmup": 6}, "training.pretrain_steps=5: must be 0: training.steps=10 "),
     ],
 )
