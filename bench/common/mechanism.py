@@ -8,12 +8,6 @@ import attention_zoo
 def build_attention(config: dict[str, Any], **changes: Any) -> attention_zoo.Attention:
     """Build the mechanism of a resolved configuration, on the CPU in float32; `changes` replace its arguments."""
     given = {**config["attention"]}
-    arguments = {
-        "head_dim": config["head_dim"],
-        "num_heads": config["num_heads"],
-        "causal": config["causal"],
-        "max_seq_len": config["seq_len"],
-        "seed": config["seed"],
-        "impl": config["impl"],
-    }
+    arguments = {key: config[key] for key in ("head_dim", "num_heads", "causal", "seed", "impl")}
+    arguments["max_seq_len"] = config["seq_len"]
     return attention_zoo.create(given.pop("name"), **{**arguments, **given, **changes})

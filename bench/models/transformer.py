@@ -55,14 +55,9 @@ class Transformer(Model):
     ) -> None:
         width, rotary = attentions[0].num_heads * attentions[0].head_dim, Rotary(seq_len, attentions[0].head_dim)
         inside: dict[str, Any] = {"bias": False, "rotary": rotary, "short_convolution": settings.short_convolution}
-        super().__init__(
-            attentions,
-            [PreNorm(MultiHead(each, **inside), GatedLinearUnit(width), settings.dropout) for each in attentions],
-            vocabulary=vocabulary,
-            seq_len=seq_len,
-            activation_checkpointing=settings.activation_checkpointing,
-            sinusoidal=settings.sinusoidal,
-        )
+        blocks = [PreNorm(MultiHead(each, **inside), GatedLinearUnit(width), settings.dropout) for each in attentions]
+        how = {key: getattr(settings, key) for key in ("activation_checkpointing", "sinusoidal")}
+        super().__init__(attentions, blocks, vocabulary=vocabulary, seq_len=seq_len, **how)
         self.norm = before_logits(nn.LayerNorm(self.width))
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 

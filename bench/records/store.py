@@ -80,10 +80,8 @@ class Store:
         with contextlib.suppress(OSError), self._locked(exclusively=True):
             leftovers = [*unfinished(self.records_dir, RECORD), *unfinished(self.samples_dir, SAMPLES)]
             known, samples = set(os.listdir(self.records_dir)), files(self.samples_dir, SAMPLES)
-            for path in (
-                *leftovers,
-                *(path for path in samples if path.name.removesuffix(".xz").removesuffix(".gz") not in known),
-            ):
+            leftovers += [path for path in samples if path.name.removesuffix(".xz").removesuffix(".gz") not in known]
+            for path in leftovers:
                 path.unlink()
 
     @contextlib.contextmanager

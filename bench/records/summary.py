@@ -106,12 +106,10 @@ def curves(record: Record, most: int) -> dict[str, list[Point]]:
         found = benchmark(record).curves(record.measurements)
         # Curves may have thousands of points: thin them before building `Point`s.
         finite = {name: [point for point in curve if math.isfinite(point[1])] for name, curve in found.items()}
-        thinned = {
-            name: [
-                Point(int(step), float(value)) for step, value in curve[:: -math.ceil(len(curve) / most) or -1][::-1]
-            ]
-            for name, curve in finite.items()
-        }
+        thinned = {}
+        for name, curve in finite.items():
+            kept = curve[:: -math.ceil(len(curve) / most) or -1][::-1]
+            thinned[name] = [Point(int(step), float(value)) for step, value in kept]
     except Exception as error:  # a user's benchmark may raise anything
         raise _unreadable(record, error) from None
     return {name: curve for name, curve in thinned.items() if curve}

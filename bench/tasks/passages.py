@@ -78,9 +78,5 @@ def of_files(longest: int, seq_len: int, draws: Draws, split: str) -> Drawn:
 @functools.cache
 def _files(longest: int) -> dict[str, list[Bytes]]:
     """The files of each split with room for two passages."""
-    return {
-        split: [
-            np.frombuffer(one, np.uint8) for one in map(str.encode, Sources().pieces(split)) if len(one) >= 2 * longest
-        ]
-        for split in SPLITS
-    }
+    files = {split: map(str.encode, Sources().pieces(split)) for split in SPLITS}
+    return {split: [np.frombuffer(x, np.uint8) for x in own if len(x) >= 2 * longest] for split, own in files.items()}
