@@ -74,15 +74,9 @@ class Cluster:
 
     def _start(self, *command, name=None):
         name = name or command[0]
+        how = {"stdin": subprocess.DEVNULL, "env": os.environ | self.environment, "start_new_session": True}
         with open(self.folder / f"{name}.out", "ab") as out:
-            self.daemons[name] = subprocess.Popen(
-                command,
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                env=os.environ | self.environment,
-                start_new_session=True,
-            )
+            self.daemons[name] = subprocess.Popen(command, stdout=out, stderr=out, **how)
 
     def _wait_for(self, happened, what):
         deadline = time.monotonic() + STARTS_WITHIN_S

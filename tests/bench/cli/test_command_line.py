@@ -100,13 +100,8 @@ def test_a_dry_run_refuses_the_folder_that_the_sweep_would_refuse(tmp_path):
 
 
 def test_a_dry_run_says_what_is_drawn_once_before_the_first_step(tmp_path):
-    given = [
-        "bench=train",
-        "model=classifier",
-        "task=pathfinder",
-        "attention=flash,skeinformer",
-        f"results_dir={tmp_path}",
-    ]
+    given = ["bench=train", "model=classifier", "task=pathfinder", "attention=flash,skeinformer"]
+    given.append(f"results_dir={tmp_path}")
     lines = dry_run(planned(*given), NOWHERE)[0].splitlines()
     said = "once, before the first step: 200,000 images of task.name=pathfinder to draw, about 40 min"
     assert lines.count(said) == 1 and not list(tmp_path.iterdir())

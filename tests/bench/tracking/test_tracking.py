@@ -182,17 +182,11 @@ def test_an_experiment_deleted_in_the_pages_comes_back(mirror, results_dir):
 
 def test_nothing_that_a_user_may_name_breaks_the_mirror(mirror, results_dir):
     labels = ["", "..", "/", "a/../b", "a=b@c[d]", "ü", "x" * 1000, "new\nline", "'; drop table runs; --", "a,b|c"]
-    records = [
-        a_record(
-            number,
-            label=label,
-            bench="training",
-            measured={f"loss.{label}": 1.5, "bad": math.inf, "worse": math.nan},
-            config={"attention": {"name": label, label: ""}, "long": "y" * 10_000}
-            | {f"option{index}": index for index in range(150)},
-        )
-        for number, label in enumerate(labels)
-    ]
+    many, records = {f"option{index}": index for index in range(150)}, []
+    for number, label in enumerate(labels):
+        measured = {f"loss.{label}": 1.5, "bad": math.inf, "worse": math.nan}
+        config = {"attention": {"name": label, label: ""}, "long": "y" * 10_000, **many}
+        records.append(a_record(number, label=label, bench="training", measured=measured, config=config))
     assert mirror.sync(records) == len(labels)
     mirror.summary(SWEEP, records, [], "table")
     found = runs_of(results_dir)
