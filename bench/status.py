@@ -122,9 +122,8 @@ def report(state: State) -> str:
     if state.code == UNFINISHED:
         left = state.seconds_left()
         lines.append(f"time left: {'unknown' if left is None else f'about {duration(left)}'}")
-    failed = [
-        f"{state.titles[cell.cell_id]}: {', '.join(filter(None, (r.status, r.reason)))}" for cell, r in state.failed
-    ]
+    reasons = ((cell.cell_id, ", ".join(filter(None, (r.status, r.reason)))) for cell, r in state.failed)
+    failed = [f"{state.titles[cell_id]}: {why}" for cell_id, why in reasons]
     for kind, each in {"running": [running.text for running in state.running], "failed": failed}.items():
         lines += [f"{kind:8} {text}" for text in each[:MOST]]
         if len(each) > MOST:

@@ -106,9 +106,8 @@ def defaults(group: str, name: Any) -> dict[str, Any]:
     if group == "inputs":
         return _inputs({"name": name})
     given = attention_zoo.hyperparameters(name) if group == "attention" else schema.defaults(found)
-    return {
-        key: value for key, value in given.items() if is_data(value) and (group != "config" or key not in OF_TRAINING)
-    }
+    left_out = OF_TRAINING if group == "config" else ()
+    return {key: value for key, value in given.items() if is_data(value) and key not in left_out}
 
 
 def meanings(group: str, name: Any) -> dict[str, str]:

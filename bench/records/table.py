@@ -33,9 +33,8 @@ def table(records: Sequence[Record]) -> str:
         place = COLUMNS.index("settings")
         rows = [(*row[:place], *row[place + 1 :]) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
+    padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    lines = [f"| {' | '.join(row)} |" for row in padded]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
 
@@ -88,9 +87,8 @@ def settings_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         settings = [
             {key: value if isinstance(value, str) else json.dumps(value) for key, value in each} for each in flat
         ]
-        differing = [
-            key for key in dict.fromkeys(itertools.chain(*settings)) if len({own.get(key) for own in settings}) > 1
-        ]
+        keys = dict.fromkeys(itertools.chain(*settings))
+        differing = [key for key in keys if len({own.get(key) for own in settings}) > 1]
         # Another model has other settings: its name says it all.
         groups = tuple(key.removesuffix("name") for key in differing if key.endswith(".name"))
         telling = [key for key in differing if key.endswith(".name") or not key.startswith(groups)]

@@ -64,9 +64,8 @@ class DocumentSettings(data_sets.DataSettings):
 
     def _kept(self, split: str, seq_len: int, cache_dir: Path) -> kept.Array:
         examples = ItemProgress(f"examples of {split} read").over(self.read(split))
-        pieces = (
-            row(documents, data_sets.label(self.data, label, self.classes), seq_len) for documents, label in examples
-        )
+        checked = ((documents, data_sets.label(self.data, label, self.classes)) for documents, label in examples)
+        pieces = (row(documents, label, seq_len) for documents, label in checked)
         array = kept.array(self._key(split, seq_len), pieces, np.dtype(np.uint16), cache_dir)
         return array.reshape(-1, self.documents * seq_len + 1)
 
