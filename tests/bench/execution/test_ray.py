@@ -82,10 +82,8 @@ def sweep(tmp_path):
     """A store, records for its cells, the cells, and what runs tasks of a cluster that does as told."""
     records = {record.cell_id: record for record in everything() if record.status == "ok"}
     store, chosen = Store(tmp_path), list(records.values())[:2]
-    todo = [
-        Cell({**record.config, "device": device}, record.cell_id, 1.0)
-        for record, device in zip(chosen, ("cpu", "cuda:0"), strict=True)
-    ]
+    on = zip(chosen, ("cpu", "cuda:0"), strict=True)
+    todo = [Cell({**record.config, "device": device}, record.cell_id, 1.0) for record, device in on]
     runner = Runner(store, "0" * 16)
     ended = []
     callback = SimpleNamespace(on_cell_end=lambda cell: ended.append(cell.cell_id))

@@ -186,10 +186,8 @@ def test_the_kept_tensors_are_of_one_model_layer_task_and_seed(trained, tmp_path
 
 def test_initialised_is_the_same_model_as_new(trained, tmp_path):
     state = torch.get_rng_state()
-    first, again, other = (
-        loaded(trained(), tmp_path / str(n), inputs={"weights": "initialised", "layer": 1}, seed=seed)
-        for n, seed in enumerate((0, 0, 1))
-    )
+    new = {"weights": "initialised", "layer": 1}
+    first, again, other = (loaded(trained(), tmp_path / str(n), inputs=new, seed=s) for n, s in enumerate((0, 0, 1)))
     assert torch.equal(torch.get_rng_state(), state)
     found = saved.read(trained())
     model = models.build({**found.cell, "seed": inputs_seed(0)}, found.vocabulary).eval()

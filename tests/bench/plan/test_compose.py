@@ -189,6 +189,9 @@ def test_a_comparison_of_training_steps_has_every_model_and_names_what_differs()
     assert alike.config["label"] == "flash" and alike.cell_id != cell.cell_id
 
 
+FLOPS = "bench=flops attention"
+# Nothing of the last one depends on d.
+OF_SIZE = {"performer": "attention.num_features=64", "linformer": "attention.projection_dim=64", "v_mean": ""}
 COEFFICIENTS = "attention=polynomial_square attention.coefficients"
 SAME = [
     ("seq_len='64' causal=1 timeout=7", "seq_len=64 causal=true timeout=7.0"),
@@ -203,14 +206,7 @@ SAME = [
     ("tokens_per_batch=8192 seq_len=512", "seq_len=512 batch_size=16"),
     ("tokens_per_batch=8192 seq_len=4096", "seq_len=4096 batch_size=2"),
     ("device=auto", f"device={choose_device('auto')}"),
-    *(
-        (f"bench=flops attention={name} bench.num_features=64", f"bench=flops attention={name} {own}")
-        for name, own in (
-            ("performer", "attention.num_features=64"),
-            ("linformer", "attention.projection_dim=64"),
-            ("v_mean", ""),  # nothing of it depends on d
-        )
-    ),
+    *((f"{FLOPS}={name} bench.num_features=64", f"{FLOPS}={name} {own}") for name, own in OF_SIZE.items()),
     ("timeout=7 results_dir=elsewhere rerun=all tracking=none", ""),
 ]
 

@@ -108,7 +108,6 @@ def test_a_kill_takes_the_server_along(tmp_path):
     ("arguments", "message"),
     [
         (["--results", "typo"], "--results="),
-        (["--results", "runs/of/nobody"], "--results="),
         (["--results", "file"], "--results='file': "),
         *((["--port", port], f"--port: {port!r}: must be a number from 1 to 65535; ") for port in ("0", "65536", "x")),
         (["--host", "0.0.0.0"], "unrecognized arguments: --host 0.0.0.0; "),
