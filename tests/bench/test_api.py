@@ -57,31 +57,27 @@ def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch)
     assert cell_ids == {record.cell_id for record in records}
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        [
-            ("bench.cli.console", "bench.cli", ("torch", "numpy")),
-            ("bench.records.statistics", "numpy", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
-            ("analysis", "analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
-            ("analysis.__main__", "pandas", ("torch", "bench.measures", "hydra", "mlflow")),
-        ],
-        [
-            ("bench.tracking.mirror", "bench.records", ("torch", "mlflow", "pandas")),
-            ("bench.status", "bench.records.plans", ("torch", "hydra", "mlflow")),
-        ],
-        [
-            (
-                "attention_zoo",
-                "torch",
-                ("torch._dynamo", "bench", "analysis", "hydra", "mlflow", "pandas", "matplotlib", "transformers"),
-            ),
-            ("bench.execution.child", "bench.measures.context", ("bench.plan.co", "bench.plan.cell", "hydra")),
-            ("bench.execution.sweep", "torch", ("torch._dynamo", "mlflow", "analysis", "matplotlib")),
-        ],
+BESIDE = ("bench", "analysis", "hydra", "mlflow", "pandas", "matplotlib", "transformers")
+IMPORTS = {
+    "analysis": [
+        ("bench.cli.console", "bench.cli", ("torch", "numpy")),
+        ("bench.records.statistics", "numpy", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
+        ("analysis", "analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
+        ("analysis.__main__", "pandas", ("torch", "bench.measures", "hydra", "mlflow")),
     ],
-    ids=("analysis", "bench", "torch"),
-)
+    "bench": [
+        ("bench.tracking.mirror", "bench.records", ("torch", "mlflow", "pandas")),
+        ("bench.status", "bench.records.plans", ("torch", "hydra", "mlflow")),
+    ],
+    "torch": [
+        ("attention_zoo", "torch", ("torch._dynamo", *BESIDE)),
+        ("bench.execution.child", "bench.measures.context", ("bench.plan.co", "bench.plan.cell", "hydra")),
+        ("bench.execution.sweep", "torch", ("torch._dynamo", "mlflow", "analysis", "matplotlib")),
+    ],
+}
+
+
+@pytest.mark.parametrize("steps", IMPORTS.values(), ids=IMPORTS)
 def test_what_importing_loads(steps):
     """One process imports several, one after the other: what is missing after a step was loaded by none so far."""
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name); print(*sys.modules)"
