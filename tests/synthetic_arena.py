@@ -6,21 +6,16 @@ import numpy as np
 from synthetic_records import config, record
 
 UNITS = 32
+SKEINFORMER = "skeinformer num_features=32"
 LABELS = {
     "flash": {"name": "flash"},
-    "skeinformer num_features=32": {"name": "skeinformer", "num_features": 32},
+    SKEINFORMER: {"name": "skeinformer", "num_features": 32},
     "local": {"name": "local", "block_size": 32},
     "bag_of_tokens": {"name": "identity"},
     "convolution": {"name": "identity"},
 }
 LAYERS = {"bag_of_tokens": 0, "convolution": 3}
-ACCURACIES = {
-    "flash": 0.8,
-    "skeinformer num_features=32": 0.78,
-    "local": 0.7,
-    "bag_of_tokens": 0.6,
-    "convolution": 0.65,
-}
+ACCURACIES = {"flash": 0.8, SKEINFORMER: 0.78, "local": 0.7, "bag_of_tokens": 0.6, "convolution": 0.65}
 
 
 def cell(
@@ -54,11 +49,8 @@ def cell(
     found = [{"step": 10 * (i + 1), "loss": float(loss), **rest} for i, loss in enumerate(losses)]
     accuracies = {"token_accuracy": float(right.mean()), "example_accuracy": float(right.mean())}
     test = {**found[-1], **accuracies, "accuracy_by_unit": right.tolist()}
-    test |= {
-        "loss_by_position": [test["loss"]],
-        "loss_by_unit": (1 - right).tolist(),
-        "loss": float((1 - right).mean()),
-    }
+    wrong = 1 - right
+    test |= {"loss_by_position": [test["loss"]], "loss_by_unit": wrong.tolist(), "loss": float(wrong.mean())}
     seconds = [0.5 + 0.1 * len(label)] * 40
     curve = {key: [0.5] * 40 for key in ("train_loss", "gradient_norm", "learning_rate")}
     measured = {"curve": curve, "seconds": seconds, "validation": found, "test": test, "source": f"{task} (stand-in)"}
@@ -73,12 +65,12 @@ def cells(accuracies=ACCURACIES, seeds=5, **changes):
 
 def arena(seeds=2):
     """Records that every figure and table of Long Range Arena can be made from."""
-    both = {label: ACCURACIES[label] for label in ("flash", "skeinformer num_features=32")}
+    both = {label: ACCURACIES[label] for label in ("flash", SKEINFORMER)}
     records = cells(seeds=seeds) + cells(both, seeds, training={"checkpoint": "last"})
     for rate in (0.001, 0.003):
         for batch in (8, 32):
             changes = {"training": {"learning_rate": rate}, "batch_size": batch}
-            records += cells({"skeinformer num_features=32": 0.7 + 10 * rate + batch / 1000}, seeds, **changes)
+            records += cells({SKEINFORMER: 0.7 + 10 * rate + batch / 1000}, seeds, **changes)
     for size in (8, 128):
         given = {"name": "skeinformer", "num_features": size}
         label = f"skeinformer num_features={size}"

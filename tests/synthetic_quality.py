@@ -50,9 +50,8 @@ def run(label, seed, loss, noise=0.003, seq_len=64, text="kjv", without=(), long
     losses = by_unit(label, seed, loss, noise)
     test = {**one.measurements["test"], **tested(losses)}
     if kinds:
-        more = dict(kinds) | {
-            "other": -sum(SHARES[kind] * extra for kind, extra in dict(kinds).items()) / SHARES["other"]
-        }
+        more = dict(kinds)
+        more["other"] = -sum(SHARES[kind] * extra for kind, extra in more.items()) / SHARES["other"]
         counts = {kind: round(10_000 * share) for kind, share in SHARES.items()}
         parts = {kind: count * (test["loss"] + more.get(kind, 0.0)) for kind, count in counts.items()}
         test["parts"] = {kind: {"answers": counts[kind], "loss": parts[kind]} for kind in counts}

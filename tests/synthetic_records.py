@@ -35,21 +35,18 @@ ATTENTIONS = {
 
 TIMING = {"unit": "ns", "calls_per_sample": 3, "warmup_calls": 5, "method": "perf_counter", "cache": "warm"}
 GAUSSIAN = {"name": "gaussian", "score_scale": 1.0}
-SIZES = {"polysketch": "sketch_size", "linformer": "projection_dim"} | dict.fromkeys(
-    ("performer", "skeinformer", "informer"), "num_features"
-)
+SIZES = {"polysketch": "sketch_size", "linformer": "projection_dim"}
+SIZES |= dict.fromkeys(("performer", "skeinformer", "informer"), "num_features")
 
 
-def record(
-    config, measurements=None, status="ok", ended="2026-01-01T00:00:00+00:00", machine=MACHINE, attempt=1, disturbed=()
-):
+def record(config, measurements=None, status="ok", ended="2026-01-01T00:00:00+00:00", machine=MACHINE):
     """A record of the shape that `bench` writes; ids are hashes of the config."""
     digest = hashlib.sha256(json.dumps([config, machine], sort_keys=True).encode()).hexdigest()
     return Record(
-        record_id=hashlib.sha256(f"{digest}{attempt}{ended}".encode()).hexdigest()[:32],
+        record_id=hashlib.sha256(f"{digest}{ended}".encode()).hexdigest()[:32],
         cell_id=digest,
         sweep_id="5" * 64,
-        attempt=attempt,
+        attempt=1,
         status=status,
         config=config,
         started=ended,
@@ -61,7 +58,7 @@ def record(
         mechanisms={each["label"]: _facts(each) for each in (config, *config["bench"].get("against", ()))},
         measurements=(measurements or {}) if status == "ok" else {},
         seconds={"check": 0.05, "measure": 0.5} if status == "ok" else {},
-        host_state=host_state(disturbed) if status == "ok" else {},
+        host_state=host_state() if status == "ok" else {},
     )
 
 
@@ -157,9 +154,8 @@ def spectral(label, seq_len, size, rng, weights=None, status="ok", reference="so
     value = scale * (seq_len / 1024) ** 0.5 * (0.3 + (0 if size is None else 2 / size**0.5))
     absolute = rng.lognormal(np.log(value), 0.3, (trials, 12))
     bench = {"name": "spectral_norm", "num_features": size, "memory_limit": None}
-    cell = config(
-        label, bench, seq_len, attention, **{"batch_size": 4, "causal": False, "inputs": of_weights(weights), **changes}
-    )
+    changes = {"batch_size": 4, "causal": False, "inputs": of_weights(weights), **changes}
+    cell = config(label, bench, seq_len, attention, **changes)
     errors = {"absolute": absolute, "relative": absolute / 8, "exact_norm": np.full((trials, 12), 8.0)}
     lists = {name: values.tolist() for name, values in errors.items()}
     return record(cell, {"features": size, "reference": reference, **lists}, status)
@@ -318,10 +314,9 @@ def train_step(label, seq_len, rng, status="ok", task="language_modelling", toke
     return record(cell, measured, status)
 
 
-def capacity(
-    label, head_dim, pairs, rng, status="ok", keys="gaussian", draws=5, most=2048, state_bytes=None, **changes
-):
+def capacity(label, head_dim, pairs, rng, status="ok", keys="gaussian", draws=5, state_bytes=None, **changes):
     """A synthetic capacity record: so many pairs in the mean, of a cache in as many bytes, of sums in a square of h."""
+    most = 2048  # pairs that are tried
     bench = {"name": "capacity", "keys": keys, "key_scale": 1.0, "share": 0.9, "reads": 128, "memory_limit": None}
     shape = {"batch_size": 1, "num_heads": 4, "head_dim": head_dim, "repeats": draws}
     cell = config(label, bench, most, **{**shape, **changes})

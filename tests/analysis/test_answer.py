@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 from drawn import changed
-from synthetic_records import ATTENTIONS, MACHINE, config, memory, record, spectral, under, written
+from synthetic_records import MACHINE, memory, spectral, under, written
 from test_crossover import comparison
 
 from analysis import answer, webpage
@@ -20,13 +21,10 @@ LENGTHS = (512, 1024, 2048, 4096)
 LEAST = "the smallest peak is, as a multiple of that of the float32 softmax that needs least,"
 
 
-def timed(rng, times, n, causal=False, measured_pass="forward", rounds=20, **changes):
+def timed(rng, times, n, causal=False, measured_pass="forward", dtype="float32"):
     """A comparison in which each takes so many ns, but for a noise of 1 %."""
-    entries = [{"label": label, "attention": dict(ATTENTIONS[label][0])} for label in times]
-    bench = {"name": "compare", "measured_pass": measured_pass, "min_sample_ms": 20.0, "against": entries[1:]}
-    cell = config(entries[0]["label"], bench, n, causal=causal, batch_size=1, **changes)
-    samples = {label: (time * rng.lognormal(0, 0.01, rounds)).tolist() for label, time in times.items()}
-    return record(cell, {"pass": measured_pass, "labels": list(times), "samples": samples})
+    noisy = {(label, dtype): time * rng.lognormal(0, 0.01, 10) for label, time in times.items()}
+    return comparison(n, noisy, named=False, causal=causal, measured_pass=measured_pass)
 
 
 def costs(n, crossing=1000, **others):
@@ -34,8 +32,8 @@ def costs(n, crossing=1000, **others):
     return {"flash": 1.0 * n * n, "skeinformer": 1.0 * n * crossing} | others
 
 
-def only(frame, name="skeinformer"):
-    (one,) = (one for one in answer.answers(frame) if one.attention == name)
+def only(frame):
+    (one,) = (one for one in answer.answers(frame) if one.attention == "skeinformer")
     return one
 
 
@@ -74,17 +72,11 @@ def test_an_error_is_of_the_size_that_was_timed_and_of_softmax(rng):
 
 def test_where_nothing_trains_faster_the_fastest_forward_is_said(rng):
     """Ratios of a forward pass and of training do not compare."""
-    times = {"flash": 10e6, "skeinformer": 1e6, "linformer": 5e6}
-    records = [
-        timed(rng, times, 1024),
-        timed(rng, {"flash": 9e6, "skeinformer": 10e6}, 1024, measured_pass="forward_backward"),
-    ]
-    (said,) = answer.sentences(answer.answers(tidy(records)))
-    assert (
-        "`skeinformer` is the fastest at n = 1,024 (of 2 measured): 10.0x" in said
-        and "(forward pass)" in said
-        and "train" not in said
-    )
+    forward = timed(rng, {"flash": 10e6, "skeinformer": 1e6, "linformer": 5e6}, 1024)
+    both = timed(rng, {"flash": 9e6, "skeinformer": 10e6}, 1024, measured_pass="forward_backward")
+    (said,) = answer.sentences(answer.answers(tidy([forward, both])))
+    assert "`skeinformer` is the fastest at n = 1,024 (of 2 measured): 10." in said
+    assert "(forward pass)" in said and "train" not in said
 
 
 def test_what_is_ahead_or_behind_at_all_lengths_is_said_so(rng):
@@ -253,12 +245,13 @@ def test_masks_are_answered_apart(rng):
     found = answer.answers(tidy([timed(rng, costs(n, at), n, causal) for n in LENGTHS[:3] for causal, at in crossings]))
     assert {one.causal: one.from_n for one in found} == {True: 1024, False: 2048}
     causal, free = answer.sentences(found)
-    assert causal.startswith(
-        "With a causal mask: use exact softmax below n = 1,024, where nothing stays clearly faster; from"
+    below, there = (
+        "use exact softmax below n = {}, where nothing stays clearly faster; ",
+        "there, the longest measured,",
     )
-    there = "there, the longest measured, `skeinformer` is faster, and the fastest at n = 2,048"
-    below = "use exact softmax below n = 2,048, where nothing stays clearly faster"
-    assert free.startswith(f"Without a mask: {below}; {there}")
+    assert causal.startswith(f"With a causal mask: {below.format('1,024')}from")
+    faster = f"{there} `skeinformer` is faster, and the fastest at n = 2,048"
+    assert free.startswith(f"Without a mask: {below.format('2,048')}{faster}")
 
 
 def test_dtypes_are_answered_apart_and_named_where_there_are_several(rng):
@@ -271,9 +264,8 @@ def test_dtypes_are_answered_apart_and_named_where_there_are_several(rng):
     assert list(answer.lines([full, half])["dtype"]) == ["float32", "bfloat16"]
     of_full, of_half = answer.sentences([full, half])
     assert of_full.startswith("Without a mask: ")
-    assert of_half.startswith(
-        "Without a mask, in bfloat16: use exact softmax below n = 1,024, where nothing stays clearly faster; "
-    )
+    below = "use exact softmax below n = 1,024, where nothing stays clearly faster; "
+    assert of_half.startswith(f"Without a mask, in bfloat16: {below}")
     alone = tidy([one for one in records if one.config["dtype"] == "bfloat16"])
     assert answer.answers(alone) == [half] and "dtype" not in answer.lines([half])
 
@@ -320,10 +312,8 @@ def test_a_machine_that_is_left_out_is_said_and_not_in_the_title(tmp_path, rng, 
     records = [*(timed(rng, costs(n), n) for n in LENGTHS[:2]), timed(rng, costs(4096), 4096)]
     written(tmp_path, [*records[:2], dataclasses.replace(records[2], **other)])
     assert main(["answer", "--results", str(tmp_path)]) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert any(
-        line.startswith("answer: bench=compare: left out 1 cells, with ") and "Other CPU" in line for line in said
-    )
+    said = capsys.readouterr().err
+    assert re.search("^answer: bench=compare: left out 1 cells, with .*Other CPU", said, re.MULTILINE)
     title = f"Which attention, on {MACHINE['cpu_model']}?"
     assert f"<title>{title}</title>" in (tmp_path / "figures" / "answer.html").read_text()
 

@@ -42,11 +42,8 @@ def language_models(rng, **changes):
 
 def test_models_of_two_cpus_compare_and_their_times_do_not(rng):
     own = language_models(rng)
-    other = {"cpu_model": "Another CPU", "device_name": "Another CPU"}
-    moved = [
-        dataclasses.replace(one, machine=one.machine | other) if one.config["label"] == "performer" else one
-        for one in own
-    ]
+    other = {"softmax": {}, "performer": {"cpu_model": "Another CPU", "device_name": "Another CPU"}}
+    moved = [dataclasses.replace(one, machine=one.machine | other[one.config["label"]]) for one in own]
     data, _ = trained_cells(tidy(moved))
     assert set(data["series"]) == {"softmax", "performer"} and data["device_name"].nunique() == 2
     assert timed(data)["device_name"].nunique() == 1 < timed(trained_cells(tidy(own))[0])["series"].nunique()
@@ -54,6 +51,15 @@ def test_models_of_two_cpus_compare_and_their_times_do_not(rng):
     assert len(timed(trained_cells(tidy(unknown))[0])) == len(timed(trained_cells(tidy(own))[0]))
     of_a_gpu = [dataclasses.replace(one, config=one.config | {"device": "cuda:0"}) for one in moved]
     assert trained_cells(tidy(of_a_gpu))[0]["device_name"].nunique() == 1
+
+
+def at_rates(ends, rng):
+    """Runs of softmax whose loss ends at so much, by rate and seed; None: it diverged."""
+    return [
+        train("softmax", 64, seed, rng, "nonfinite" if end is None else "ok", rate, end or 1.0, **LM)
+        for rate, of_seeds in ends.items()
+        for seed, end in enumerate(of_seeds)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -65,11 +71,7 @@ def test_models_of_two_cpus_compare_and_their_times_do_not(rng):
     ids=["the best mean", "of rates at which some failed, the best median"],
 )
 def test_a_mechanism_has_the_best_rate_and_a_failed_run_is_worst(ends, rng):
-    records = [
-        train("softmax", 64, seed, rng, "nonfinite" if end is None else "ok", rate, end or 1.0, **LM)
-        for rate, of_seeds in ends.items()
-        for seed, end in enumerate(of_seeds)
-    ]
+    records = at_rates(ends, rng)
     data, notes = trained_cells(tidy(records))
     assert set(data["rate"]) == {1e-3} and set(data["rates"]) == {"0.001, 0.003, 0.01"}
     assert "Learning rates: the best of 0.001, 0.003, 0.01 by mean validation loss for each mechanism." in notes
@@ -83,9 +85,7 @@ def with_training(record, **settings):
 
 def test_with_checkpoint_best_the_rate_is_that_of_the_weights_that_are_tested(rng):
     """The loss of one rate rises again at the end, of weights that are not tested."""
-    records = [
-        train("softmax", 64, 0, rng, learning_rate=rate, final=loss, **LM) for rate, loss in ((1e-3, 1.0), (3e-3, 1.3))
-    ]
+    records = at_rates({1e-3: (1.0,), 3e-3: (1.3,)}, rng)
     *_, last = records[0].measurements["validation"]
     last["loss"] = 2.0
     for checkpoint, rate in (("last", 3e-3), ("best", 1e-3)):
@@ -108,20 +108,12 @@ def test_settings_that_change_nothing_that_was_learned_keep_nobody_out(rng):
 
 def test_a_rate_with_fewer_seeds_is_not_chosen(rng):
     """Those that are missing may have been the worse ones, and what has few seeds is compared with nothing."""
-    ends = {1e-3: (2.0, 2.0, 2.0), 3e-3: (1.0,)}
-    records = [
-        train("softmax", 64, seed, rng, "ok", rate, end, **LM)
-        for rate, of in ends.items()
-        for seed, end in enumerate(of)
-    ]
-    data, _ = trained_cells(tidy(records))
+    data, _ = trained_cells(tidy(at_rates({1e-3: (2.0, 2.0, 2.0), 3e-3: (1.0,)}, rng)))
     assert set(data["rate"]) == {1e-3} and set(data["rates"]) == {"0.001"}
 
 
 def test_the_best_rate_is_that_of_the_validation_loss_not_of_the_test_loss(rng):
-    records = [
-        train("softmax", 64, 0, rng, learning_rate=rate, final=loss, **LM) for rate, loss in ((1e-3, 1.0), (3e-3, 2.0))
-    ]
+    records = at_rates({1e-3: (1.0,), 3e-3: (2.0,)}, rng)
     for one, loss in zip(records, (2.0, 1.0), strict=True):
         one.measurements["test"] = {**one.measurements["test"], "loss": loss}
     data, _ = trained_cells(tidy(records))
@@ -321,10 +313,8 @@ def test_times_that_are_hours_apart_say_so_and_have_no_front(rng, monkeypatch):
     for hour, said in ((2, "2 hours"), (4, "4 hours"), (62, "2.6 days")):
         later = f"2026-01-{1 + hour // 24:02}T{hour % 24:02}:00:00+00:00"
         steps = [train_step(label, 64, rng, tokens=64 * 64) for label in ("softmax", "performer")]
-        for times in (
-            [*records, steps[0], changed(steps[1], ended=later)],
-            [*records[1:], changed(records[0], ended=later)],
-        ):
+        late_step, late_run = changed(steps[1], ended=later), changed(records[0], ended=later)
+        for times in ([*records, steps[0], late_step], [*records[1:], late_run]):
             figure = quality_cost.figure(tidy(times))
             (panel,) = figure.axes
             assert len(marked(panel, "front")) == (hour < quality_cost.FRONT_HOURS)

@@ -4,11 +4,12 @@ import planted
 import pytest
 import torch
 from synthetic_records import record
+from test_attribution import only as only_hybrid
+from test_diagnosis import only
 
-from analysis.attribution import ALONE, REMOVED, attributions, table
-from analysis.controls import BLIND, DIAGNOSTIC, control_comparisons, diagnoses
+from analysis.attribution import ALONE, REMOVED, table
+from analysis.controls import BLIND, DIAGNOSTIC, control_comparisons
 from analysis.frame import tidy
-from analysis.training import trained_cells
 from attention_zoo.polysketch import SketchNetwork
 from bench.measures import train
 from bench.measures.context import CellContext
@@ -27,16 +28,11 @@ def copied():
     return planted.documents(TEXT, COPY // planted.ALPHABETS, copies=2)
 
 
-def only(found):
-    (one,) = found.values()
-    return one
-
-
 @pytest.mark.slow
 def test_copies_200_tokens_before_are_diagnostic_and_what_is_recalled_is_where_softmax_wins(folder, copied):
     text = planted.written(folder, "copied", copied)
     records = planted.trained(folder / "copied", text, "flash,local,local_sliding")
-    found = only(diagnoses(trained_cells(tidy(records))[0]))
+    found = only(records)
     assert found.word == DIAGNOSTIC, found.sentence
     assert (found.positive, found.negative) == ("flash", "local_sliding")
     rows = control_comparisons(tidy(records)).set_index(["attention", "against"])
@@ -64,7 +60,7 @@ def test_the_same_letters_in_random_order_are_not_diagnostic(folder, copied, rng
     """In no order is there anything to recall; all that can be learned is how frequent letters are."""
     text = planted.written(folder, "shuffled", rng.permutation(copied))
     records = planted.trained(folder / "shuffled", text, "flash,local", training__steps=75)
-    found = only(diagnoses(trained_cells(tidy(records))[0]))
+    found = only(records)
     assert found.word == BLIND and found.sentence.startswith("flash against local: "), found.sentence
     assert set(control_comparisons(tidy(records))["verdict"]) == {BLIND}
     assert all(one.measurements["test"]["loss"] > one.measurements["baselines"]["unigram"] - 0.01 for one in records)
@@ -136,8 +132,3 @@ def test_a_hybrid_without_a_window_is_the_work_of_its_sketch(folder, small_text)
     found = only_hybrid(trained_here(folder, small_text, **HYBRID, **sizes, plant=no_window))
     assert found.owner == "sketch" and abs(found.of("window").difference.value) < 1e-6, found.sentence
     assert found.of("sketch").difference.value > 0.1
-
-
-def only_hybrid(records):
-    (found,) = attributions(trained_cells(tidy(records))[0])
-    return found
