@@ -54,6 +54,15 @@ def changed(record, config=(), measurements=(), **fields):
     return dataclasses.replace(record, config=config, measurements=measurements, **fields)
 
 
+def bars(axes):
+    """(x, y, low, high) of each point of a series with upright bars, by its colour."""
+    found = {}
+    for line, _, (*_, upright) in axes.containers:
+        ends = [(part[0][1], part[1][1]) for part in upright.get_segments()]
+        found[line.get_color()] = list(zip(line.get_xdata(), line.get_ydata(), *zip(*ends, strict=True), strict=True))
+    return found
+
+
 def bars_of_rows(axes):
     """Row -> (value, low, high) of each point with a horizontal bar."""
     found = {}

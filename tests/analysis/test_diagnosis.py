@@ -23,9 +23,8 @@ def only(records):
 def test_a_task_on_which_context_helps_is_diagnostic():
     found = only(runs())
     assert found.word == DIAGNOSTIC and (found.positive, found.negative) == ("softmax", "local")
-    assert (
-        found.sentence.startswith("softmax against local: -0.0") and "over 5 seeds and 32 documents" in found.sentence
-    )
+    assert found.sentence.startswith("softmax against local: -0.0")
+    assert "over 5 seeds and 32 documents" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -56,11 +55,9 @@ def test_the_positive_control_is_exact_softmax_whoever_is_better():
 
 
 def test_of_an_older_record_of_a_text_four_neighbouring_units_are_one():
-    records = runs()
-    older = [
-        dataclasses.replace(one, measurements={key: own for key, own in one.measurements.items() if key != "unit"})
-        for one in records
-    ]
+    records, older = runs(), runs()
+    for one in older:
+        del one.measurements["unit"]
     new, old = (losses(trained_cells(tidy(of))[0])["softmax"][0] for of in (records, older))
     assert len(new) == 32 and old == pytest.approx(new.reshape(8, 4).mean(1))
     assert "over 5 seeds and 32 documents" in only(records).sentence
@@ -116,9 +113,8 @@ def test_controls_and_softmax_are_rows_of_each_others_columns():
         row, other = table.loc[one], table.loc[one[::-1]]
         assert row["difference (nats)"] == -other["difference (nats)"]
         assert (row["low"], row["high"]) == (-other["high"], -other["low"]) and row["p (Holm)"] == other["p (Holm)"]
-        assert row["verdict"] == opposite[other["verdict"]] and (row["difference (nats)"] < 0) == (
-            row["verdict"] == "better"
-        )
+        assert row["verdict"] == opposite[other["verdict"]]
+        assert (row["difference (nats)"] < 0) == (row["verdict"] == "better")
     assert len(table) == len(once(table.reset_index())) + 3
 
 
@@ -136,16 +132,11 @@ def test_verdicts_are_corrected_for_all_comparisons_of_a_task_and_length():
 def test_what_diverged_with_a_seed_is_neither_better_nor_as_good():
     """The seeds that are left are chosen: those with which it went well."""
     went_well = runs(seeds=6)
-    ends = [
-        dataclasses.replace(one, status="nonfinite", measurements={})
-        if one.config["label"] in ("performer", "polysketch_random_r32") and one.config["seed"] == 5
-        else one
-        for one in went_well
-    ]
+    lost = [(label, 5) for label in ("performer", "polysketch_random_r32")]
+    ends = [dataclasses.replace(one, status="nonfinite", measurements={})
+            if (one.config["label"], one.config["seed"]) in lost else one for one in went_well]  # fmt: skip
     tables = [once(control_comparisons(tidy(records))) for records in (went_well, ends)]
-    words = [
-        dict(zip(zip(one["attention"], one["against"], strict=True), one["verdict"], strict=True)) for one in tables
-    ]
+    words = [one.set_index(["attention", "against"])["verdict"].to_dict() for one in tables]
     changed = {pair: words[0][pair] for pair in words[0] if words[0][pair] != words[1][pair]}
     assert changed == {
         ("performer", "local"): "better",

@@ -96,9 +96,8 @@ def test_a_step_of_another_batch_or_text_is_no_step_of_this_model():
 def test_polynomial_attention_is_no_softmax():
     """Though it is exact, it is compared with softmax, and nothing is compared with it."""
     known = LOSSES | {"polynomial_p4": 1.9}
-    steps = timed(
-        ("softmax", "flash", "polynomial_p4", "performer"), 128, {"polynomial_p4": 0.01, "performer": SAME[128]}
-    )
+    factors = {"polynomial_p4": 0.01, "performer": SAME[128]}
+    steps = timed(("softmax", "flash", "polynomial_p4", "performer"), 128, factors)
     rows = table(tidy([*runs(known, seq_len=128, text="sympy"), steps])).set_index("attention")
     assert rows.loc["performer", "speed"] == pytest.approx(1, rel=0.05)
     assert rows.loc["polynomial_p4", ["step", "equal from"]].tolist() == ["faster", "128"]
@@ -118,10 +117,10 @@ def test_losses_are_corrected_for_all_lengths_of_a_task():
     assert any(for_each[n][i][1] != words[n, name][1] for n in LENGTHS for i, name in enumerate(names))
 
 
-def apart(label, ms, n=128, spread=0.01, text="sympy", **fields):
+def apart(label, ms, n=128, text="sympy", **fields):
     """A cell of its own: steps of so many ms, each a little less or more; that of runs has 64 sequences."""
     one = train_step(label, n, np.random.default_rng(0), tokens=64 * n, settings={"text": text})
-    samples = (1e6 * ms * np.linspace(1 - spread, 1 + spread, 21)).tolist()
+    samples = (1e6 * ms * np.linspace(0.99, 1.01, 21)).tolist()
     parts = one.measurements["parts"] | {"step": {**one.measurements["parts"]["step"], "samples": samples}}
     return changed(one, measurements={"parts": parts}, **fields)
 
@@ -154,10 +153,8 @@ def test_steps_apart_are_undecided_within_what_a_machine_drifts(ms):
 
 def test_the_same_rounds_say_more_than_cells_apart():
     rounds = timed(("flash", "performer"), 128, {"performer": SAME[128] * 2})
-    for steps in (
-        [rounds, apart("flash", 4), apart("performer", 2)],
-        [apart("flash", 4), apart("performer", 2), rounds],
-    ):
+    cells = [apart("flash", 4), apart("performer", 2)]
+    for steps in ([rounds, *cells], [*cells, rounds]):
         row = performers(*steps)
         assert row["timed"] == "interleaved" and row["step"] == "slower"
 
@@ -171,10 +168,8 @@ def test_apart_the_newest_cell_of_the_same_text_counts():
 
 
 def test_captions_say_whether_steps_were_minutes_apart():
-    for steps, is_said in (
-        ([apart("flash", 4), apart("performer", 2)], True),
-        ([timed(("flash", "performer"), 128)], False),
-    ):
+    cells, rounds = [apart("flash", 4), apart("performer", 2)], [timed(("flash", "performer"), 128)]
+    for steps, is_said in ((cells, True), (rounds, False)):
         text = caption(equal_quality.figure(pd.concat([trained(128), tidy(steps)], ignore_index=True)))
         assert ("or of cells minutes apart" in text) == is_said
 

@@ -46,9 +46,7 @@ def test_lines_bars_and_theory_are_those_of_the_records(records):
     assert bars.get_segments()[0][:, 1].max() == pytest.approx(np.sqrt(squares[0].mean()) + half)
     for axes in figure.axes:
         assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_xlabel() == "sketch size r"
-        slopes = [
-            np.polyfit(np.log(one.get_xdata()), np.log(one.get_ydata()), 1)[0] for one in marked(axes, "reference")
-        ]
+        slopes = [np.polyfit(*np.log(one.get_data()), 1)[0] for one in marked(axes, "reference")]
         assert slopes == pytest.approx([-0.5, -1])
         assert len(marked(axes, "exponent")) == 4
 

@@ -301,8 +301,8 @@ def test_every_table_says_which_rows_were_disturbed():
     assert shares.set_index("n")["disturbed"].isna().to_dict() == {512: False, 1024: True}
 
 
-def of_code(record, hash, commit, dirty=False):
-    return changed(record, code={"sources_sha256": hash, "git_sha": commit, "git_dirty": dirty})
+def of_code(record, hash, commit):
+    return changed(record, code={"sources_sha256": hash, "git_sha": commit, "git_dirty": False})
 
 
 def test_a_caption_names_the_lines_that_join_points_of_different_code(rng):
@@ -312,9 +312,7 @@ def test_a_caption_names_the_lines_that_join_points_of_different_code(rng):
 
     flash, performer = ([latency(label, n, rng) for n in (512, 1024)] for label in ("flash", "performer"))
     # Another mechanism's code has another hash, and an edit elsewhere another commit.
-    first, second, *others = (
-        of_code(one, code, commit) for one, code, commit in zip([*flash, *performer], "aabb", "0100", strict=True)
-    )
+    first, second, *others = map(of_code, [*flash, *performer], "aabb", "0100")
     assert told(first, second, *others) == ""
     assert told(of_code(first, "c", "0"), second, *others) == "flash"
     assert told(of_code(first, "c", "0"), second, others[0], performer[1]) == "flash and performer"
@@ -331,9 +329,8 @@ def test_a_caption_names_the_lines_that_join_points_of_different_code(rng):
 )
 def test_figures_and_tables_of_ratios_say_what_their_intervals_are(rng, rounds, told):
     names = ("flash", "performer", "lucidrains_performer")
-    frame = tidy(
-        [compare(names, n, rng, rounds=rounds) for n in (1024, 8192)] + [roofline("flash", 1024, rng, rounds=rounds)]
-    )
+    records = [compare(names, n, rng, rounds=rounds) for n in (1024, 8192)]
+    frame = tidy([*records, roofline("flash", 1024, rng, rounds=rounds)])
     for name in ("compare", "crossover", "roofline"):
         text = caption(FIGURES[name](frame))
         assert told in text and ("95%" in text) == (rounds == 20), name

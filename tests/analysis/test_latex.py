@@ -32,9 +32,8 @@ def test_what_latex_would_act_upon_is_text_in_it():
 
 
 def test_an_interval_stands_behind_its_number():
-    table = pd.DataFrame(
-        {"name": ["a", "b"], "speed": [1.5, 2.5], "low": [1, np.nan], "high": [2, np.nan], "n": [1, 2]}
-    )
+    ends = {"low": [1, np.nan], "high": [2, np.nan]}
+    table = pd.DataFrame({"name": ["a", "b"], "speed": [1.5, 2.5], **ends, "n": [1, 2]})
     assert rows(*latex(table)) == ["name & speed & n", "a & 1.5 [1, 2] & 1", "b & 2.5 & 2"]
     named = pd.DataFrame({"name": ["a"], "right (%)": [50.0], "lowest right (%)": [40.0], "highest right (%)": [60.0]})
     assert rows(*latex(named))[1] == "a & 50 [40, 60]"
@@ -71,12 +70,10 @@ def test_parts_are_files_with_numbers(tmp_path):
 @pytest.mark.needs("pdflatex")
 def test_every_table_fits_across_a_page(synthetic_results, tmp_path):
     frame = load(synthetic_results)
-    long_names = {
-        "attention": ["a_mechanism_with_a_very_long_name_of_its_own size=1024", "b"],
-        "why": ["many words " * 9, ""],
-    }
-    tables = {name: entry(frame) for name, entry in TABLES.items()} | {"long": pd.DataFrame(long_names)}
-    parts = (part for table in tables.values() for part in latex(table))
+    long_name = "a_mechanism_with_a_very_long_name_of_its_own size=1024"
+    long = pd.DataFrame({"attention": [long_name, "b"], "why": ["many words " * 9, ""]})
+    tables = [*(entry(frame) for entry in TABLES.values()), long]
+    parts = (part for table in tables for part in latex(table))
     floats = (rf"\begin{{table*}}{part}\end{{table*}}\clearpage" for part in parts)
     (tmp_path / "paper.tex").write_text(PAPER % "\n".join(floats))
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import bars_of_rows, caption, changed, marked, words
+from drawn import bars, bars_of_rows, caption, changed, marked, words
 from matplotlib.text import Text
 from synthetic_records import latency, train, train_step
 
@@ -20,15 +20,6 @@ from analysis.training import panels, timed, trained_cells
 from bench.published.papers import ROWS
 
 LM = {"task": "language_modelling"}
-
-
-def bars(axes):
-    """(x, y, low, high) of each series with bars, by its colour."""
-    found = {}
-    for line, _, (segments,) in axes.containers:
-        ends = [(part[0][1], part[1][1]) for part in segments.get_segments()]
-        found[line.get_color()] = list(zip(line.get_xdata(), line.get_ydata(), *zip(*ends, strict=True), strict=True))
-    return found
 
 
 def language_models(rng, **changes):

@@ -109,9 +109,7 @@ def test_ways_of_measuring_and_passes_stand_beside_each_other(rng):
     pair = ("performer", "lucidrains_performer")
     both = peers(tidy([compare(pair, 1024, rng), *(memory(name, 1024) for name in pair)]))
     header, body = rows(readable("peers", both))
-    peaks = " / ".join(
-        f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in both[["mib", "peer_mib"]].iloc[0]
-    )
+    peaks = " / ".join(map("{:.3g}".format, both[["mib", "peer_mib"]].iloc[0]))
     assert body[header.index("forward: peak memory, ours / the package's (MiB)")] == peaks
 
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from drawn import caption, changed, legend, panels
+from drawn import bars, caption, changed, legend, panels
 from synthetic_records import state_bytes, train
 
 from analysis.frame import tidy
@@ -23,26 +23,16 @@ def runs(rng, **changes):
     ]
 
 
-def points(axes):
-    """(KiB, right answers, lowest, highest) of each point, by its colour."""
-    found = {}
-    for line, _, (_, upright) in axes.containers:
-        ((x, low), (_, high)) = upright.get_segments()[0]
-        (y,) = line.get_ydata()
-        found[line.get_color()] = (x, y, low, high)
-    return found
-
-
 def test_every_mechanism_is_a_point_of_its_state_and_its_answers(rng):
     figure = recall_state.figure(tidy(runs(rng)))
     assert set(panels(figure)) == {"associative recall, n = 64", "associative recall, n = 128"}
     handles = legend(figure)
     assert list(handles) == ["1 performer", "2 softmax", "3 identity", "4 local"]
     for n in (64, 128):
-        found = points(panels(figure)[f"associative recall, n = {n}"])
+        found = bars(panels(figure)[f"associative recall, n = {n}"])
         for number, label in enumerate(("performer", "softmax", "identity", "local"), 1):
             expected = [100 * np.exp(-LOSSES[label] * times) for times in (2, 3, 1)]
-            at = found[handles[f"{number} {label}"].get_color()]
+            (at,) = found[handles[f"{number} {label}"].get_color()]
             np.testing.assert_allclose(at, [state_bytes(label, n) / 1024, *expected])
     text = caption(figure)
     assert "Grey: controls." in text and text.startswith("Not diagnostic here: all that is shown (")
@@ -66,10 +56,10 @@ def test_each_number_stands_at_its_point_and_none_on_another(rng):
 
 
 def test_what_does_not_decode_or_failed_is_no_point_and_no_other_task_is_shown(rng):
-    records = [
-        changed(one, measurements={"state_bytes": None}) if one.config["label"] == "performer" else one
-        for one in runs(rng)
-    ]
+    records = runs(rng)
+    for one in records:
+        if one.config["label"] == "performer":
+            one.measurements["state_bytes"] = None
     failed = [train("flash", 64, seed, rng, "oom", **TASK) for seed in range(3)]
     figure = recall_state.figure(tidy([*records, *failed, train("softmax", 64, 0, rng)]))
     assert list(legend(figure)) == ["1 softmax", "2 identity", "3 local"] and len(panels(figure)) == 2
