@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.controls import compared, losses, mean
-from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, Difference, verdicts
+from analysis.paired import BETTER, EQUIVALENT, UNDECIDED, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
 
@@ -83,7 +83,7 @@ class Attribution:
         said: list[str] = []
         for branch in BRANCHES:
             if one := self.of(branch):
-                low, high = one.difference.interval(LEVEL)
+                low, high = one.difference.interval()
                 verb = "" if said else "is worth "
                 by_removal = "" if one.how == ALONE else " by removal"
                 said.append(f"the {branch} {verb}{one.difference.value:.2f} [{low:.2f}, {high:.2f}]{by_removal}")
@@ -114,7 +114,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _rows(one: Attribution, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
     for part in one.parts:
-        low, high = part.difference.interval(LEVEL)
+        low, high = part.difference.interval()
         yield {
             **{"task": one.kind, "n": one.n, "attention": one.hybrid, "loss (nats)": one.loss, "branch": part.branch},
             **{"how": part.how, "against": part.against, "loss without (nats)": part.loss},

@@ -14,18 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.paired import (
-    BETTER,
-    FEWEST_SEEDS,
-    LEVEL,
-    UNDECIDED,
-    WORSE,
-    Array,
-    Difference,
-    difference,
-    verdict,
-    verdicts,
-)
+from analysis.paired import BETTER, FEWEST_SEEDS, UNDECIDED, WORSE, Array, Difference, difference, verdict, verdicts
 from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
 
@@ -205,7 +194,7 @@ def _right(errors: Losses) -> str:
 
 def said(one: Difference, of_classes: bool, units: str) -> str:
     """`-0.051 nats, 95 % interval -0.060 to -0.042 over 5 seeds and 32 units`; classification: points of accuracy."""
-    ends, over = one.interval(LEVEL), f"over {one.seeds} seeds and {one.units} {units}"
+    ends, over = one.interval(), f"over {one.seeds} seeds and {one.units} {units}"
     if of_classes:
         low, high = sorted(-100 * end for end in ends)
         return f"{-100 * one.value:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} {over}"

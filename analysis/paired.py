@@ -69,13 +69,13 @@ class Difference:
     units: int
     chosen_from: tuple[int, int] = (1, 1)
 
-    def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """Confidence interval that covers the difference with probability 1 - level.
+    def interval(self) -> tuple[float, float]:
+        """Confidence interval that covers the difference with probability 1 - `LEVEL`.
 
         The upper end is what speaks for the first: of the best of several it is further away, as the lower end is if
         the second was chosen.
         """
-        below, above = (float(_critical(level / 2 / of, self.parts)) for of in reversed(self.chosen_from))
+        below, above = (float(_critical(LEVEL / 2 / of, self.parts)) for of in reversed(self.chosen_from))
         error = math.sqrt(self.variance)
         return self.value - below * error, self.value + above * error
 

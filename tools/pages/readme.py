@@ -10,7 +10,7 @@ from analysis.attribution import ALONE, BRANCHES, REMOVED, Attribution, Worth, a
 from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, Losses, compared, comparisons, diagnose, losses, mean
 from analysis.equal_quality import INTERLEAVED, lengths
 from analysis.frame import load
-from analysis.paired import BETTER, EQUIVALENT, LEVEL, UNDECIDED, WORSE, verdict
+from analysis.paired import BETTER, EQUIVALENT, UNDECIDED, WORSE, verdict
 from analysis.plots import captions
 from analysis.plots.by_distance import by_kind
 from analysis.selection import controls, exact_softmax, unless_quiet
@@ -192,7 +192,7 @@ def _growth(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[tuple[str
         leads.append(Losses(lead, ahead.chosen_from * behind.chosen_from))
     if (grown := compared(*leads)) is None:
         return ""
-    low, high = grown.interval(LEVEL)
+    low, high = grown.interval()
     does = {BETTER: "grows", WORSE: "shrinks", EQUIVALENT: "stays the same"}.get(verdict(grown), "may grow or shrink")
     where = f"from n = {shortest[1]:,} to {longest[1]:,}"
     return f" The lead {does} {where}: {grown.value:+.3f} nats, {low:+.3f} to {high:+.3f} ({grown.seeds} seeds)."
@@ -219,7 +219,7 @@ def _trained_shorter(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[
         one = compared(first.get(name, Losses()), second.get(other, Losses()))
         if one is None:
             return ""
-        low, high = one.interval(LEVEL)
+        low, high = one.interval()
         said.append(f"{words} {one.value:+.3f} ({low:+.3f} to {high:+.3f})")
     lead, over_better, *gains = said
     return (

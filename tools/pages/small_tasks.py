@@ -8,7 +8,7 @@ import pandas as pd
 from analysis import formats
 from analysis.attribution import ALONE, Worth, attributions
 from analysis.controls import NO_ATTENTION, as_chosen, compared, comparisons, diagnose, error_rates, mean
-from analysis.paired import BETTER, FEWEST_SEEDS, LEVEL
+from analysis.paired import BETTER, FEWEST_SEEDS
 from analysis.tables.capacity import answers, matched, without_controls
 from analysis.tables.lra import TASKS
 from analysis.training import over_seeds, panels
@@ -169,6 +169,6 @@ def trained_for(rows: pd.DataFrame) -> str:
 
 def nats(part: Worth) -> str:
     """`+0.23 (+0.10 to +0.36, earns)`; without the word if the branch was only removed."""
-    low, high = part.difference.interval(LEVEL)
+    low, high = part.difference.interval()
     word = f", {part.word}" if part.how == ALONE else ""
     return f"{part.difference.value:+.2f} ({low:+.2f} to {high:+.2f}{word})"
