@@ -19,6 +19,7 @@ CLEARLY = 0.9
 """Of softmax's memory: ratios above this may come from the allocator's page size."""
 UNKNOWN = "–"
 _SAID = {"forward": "forward pass", "forward_backward": "forward and backward pass of one attention"}
+NEEDS = "needs an ok record of bench=compare of a forward pass, of exact softmax and another mechanism"
 AVERAGING = "v_mean"
 """The mean of all values: an approximation is useful only if its error is smaller."""
 
@@ -68,15 +69,13 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
     speeds = speeds[~speeds["attention"].isin(softmax)]
     found = []
     for (dtype, causal, name), rows in speeds.groupby(["dtype", "causal", "attention"]):
-        forward, training = (
-            rows[rows["pass"] == which].sort_values("seq_len") for which in ("forward", "forward_backward")
-        )
+        forward, training = (rows[rows["pass"] == which].sort_values("seq_len") for which in _SAID)
         if forward.empty:
             continue
         from_n, is_first = _from(forward)
         own = frame[_alike(frame, rows.iloc[0]) & (frame["causal"] == causal)]
         there = frame[(frame["dtype"] == dtype) & frame["device_name"].isin(rows["device_name"])]
-        peaks = [_memory(there, own, which) for which in ("forward", "forward_backward")]
+        peaks = [_memory(there, own, which) for which in _SAID]
         error_n, error, averaging = _errors(frame, own)
         found.append(
             Answer(
@@ -101,9 +100,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
             )
         )
     if not found:
-        raise MissingRecords(
-            "needs an ok record of bench=compare of a forward pass, of exact softmax and another mechanism"
-        )
+        raise MissingRecords(NEEDS)
     return sorted(found, key=lambda one: (one.dtype != "float32", one.dtype, one.causal, *_earliest(one)))
 
 
@@ -181,16 +178,11 @@ def advice(found: list[Answer]) -> list[list[str]]:
     return [_of_mask(those, words) for words, those in own.items() if those]
 
 
-def fastest(own: list[Answer]) -> Answer | None:
-    """Of those that are faster than softmax the one that trains fastest; if none trains faster, the fastest forward."""
-    best = _fastest(own)
-    return best[0] if best else None
+def fastest(own: list[Answer]) -> tuple[Answer, str, float] | None:
+    """Of those that are faster than softmax the one that trains fastest; if none trains faster, the fastest forward.
 
-
-def _fastest(own: list[Answer]) -> tuple[Answer, str, float] | None:
-    """`fastest`, the pass in which it is, and the length: the longest at which most of those were measured.
-
-    Ratios grow with the length, so those of different lengths do not compare.
+    Also the pass in which it is, and the length: the longest at which most of those were measured. Ratios grow with the
+    length, so those of different lengths do not compare.
     """
     ahead = _ahead(own)
     trained = [one for one in ahead if _is_faster(one.training)]
@@ -217,7 +209,7 @@ def _earliest(one: Answer) -> tuple[float, float, str]:
 
 
 def _of_mask(own: list[Answer], words: str) -> list[str]:
-    ahead, found = _ahead(own), _fastest(own)
+    ahead, found = _ahead(own), fastest(own)
     if found is None:
         most, open_ones = max(one.n for one in own), [one for one in own if one.forward and one.forward[2] >= 1]
         ties = ", ".join(f"`{one.attention}` {speed(one.forward)}" for one in open_ones)
@@ -351,10 +343,8 @@ def _errors(frame: pd.DataFrame, own: pd.DataFrame) -> tuple[float, Ratio | None
     rows = rows[(rows["inputs"] == "pretrained") & (rows["weights"] != "initialised") & rows["low"].notna()]
     rows = rows[rows["function"] == "softmax"]  # polynomials are approximated, too
     shape = ["seq_len", "batch_size", "input_settings", "device_name", "causal"]
-    errors, means = (
-        newest(some, shape)
-        for some in (rows.loc[rows.index.intersection(own.index)], rows[rows["attention"] == AVERAGING])
-    )
+    errors = newest(rows.loc[rows.index.intersection(own.index)], shape)
+    means = newest(rows[rows["attention"] == AVERAGING], shape)
     both = errors.merge(means, on=shape, suffixes=("", "_mean"))
     if both.empty or (own["attention"] == AVERAGING).any():
         return math.nan, None, None

@@ -46,7 +46,7 @@ def costs(frame: pd.DataFrame, trained: pd.DataFrame) -> str:
     """When to use which mechanism, and for each mask a table with one row for each mechanism."""
     found = [one for one in answer.answers(frame) if one.dtype == "float32"]
     best = answer.fastest([one for one in found if one.causal])
-    of_models = [[learned(best.attention, trained)]] if best else []
+    of_models = [[learned(best[0].attention, trained)]] if best else []
     said = "\n".join("- " + "\n  - ".join(each) for each in [*answer.advice(found), *of_models])
     tables = [costs_table([one for one in found if one.causal == causal]) for causal in (True, False)]
     return "\n\n".join([said, *tables])
