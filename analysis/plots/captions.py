@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.plots.layout import shown
 from analysis.plots.marks import length_name
-from analysis.selection import of_several_codes
+from analysis.selection import mask, of_several_codes
 
 MOST_NAMED = 4  # in a sentence
 
@@ -26,7 +26,7 @@ def setting(frame: pd.DataFrame) -> str:
         _values(frame, "dtype"),
         f"{_counted(frame, 'num_heads', 'head')} x {_values(frame, 'head_dim')}",
         f"{'batch size' if batch == 'batch_size' else 'tokens per batch:'} {_values(frame, batch)}",
-        " and ".join("causal" if flag else "not causal" for flag in sorted(set(frame["causal"].dropna()))),
+        " and ".join(map(mask, sorted(set(frame["causal"].dropna())))),
         f"{_values(frame, 'inputs')} inputs" + (f" ({weights} weights)" if weights else ""),
     ]
     return ", ".join(parts)

@@ -10,7 +10,7 @@ from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.compare import DTYPES, dashes, without_dtype
 from analysis.plots.layout import Picture
-from analysis.selection import MissingRecords, exact_softmax, newest, series, settle, unless_quiet
+from analysis.selection import MissingRecords, exact_softmax, mask, newest, series, settle, unless_quiet
 from bench.records.statistics import Crossover, crossover, ratio_interval
 
 # Columns that identify a panel, and a curve over the length within it.
@@ -55,7 +55,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     for above, below, (name, across) in zip(axes[::2], axes[1::2], lines, strict=True):
         for upper, lower, causal in zip(above, below, across, strict=True):
             upper.sharey(above[0])
-            layout.title(upper, f"{'causal' if causal else 'not causal'}, {marks.PASSES[name]}")
+            layout.title(upper, f"{mask(causal)}, {marks.PASSES[name]}")
             here = speeds[(speeds["pass"] == name) & (speeds["causal"] == causal)]
             gone = failed[(failed["pass"] == name) & (failed["causal"] == causal)]
             upper.axhline(1, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
@@ -155,7 +155,7 @@ def _winners(speeds: pd.DataFrame) -> str:
     others = []
     for (best, name, causal), rows in cells[cells["best"] != usual].groupby(["best", *PANEL]):
         lengths = ", ".join(marks.length_name(length) for length in sorted(rows["seq_len"]))
-        others.append(f"{best} at {lengths} ({'' if causal else 'not '}causal, {marks.PASSES[name]})")
+        others.append(f"{best} at {lengths} ({mask(causal)}, {marks.PASSES[name]})")
     return f"The fastest is {usual}{' but for ' * bool(others)}{'; '.join(others)}."
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.selection import MissingRecords, select, unless_quiet
+from analysis.selection import MissingRecords, mask, select, unless_quiet
 from bench.records.roofline import BEYOND
 
 MARKERS = (4.0, 8.0)  # marker size in points, for the shortest and the longest context
@@ -48,7 +48,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     drawn, axes = layout.panels(1, len(masks))
     drawn.set_size_inches(drawn.get_figwidth(), HEIGHT)
     for panel, causal in zip(axes[0], masks, strict=True):
-        layout.title(panel, "causal" if causal else "not causal")
+        layout.title(panel, mask(causal))
         _draw(panel, points[points["causal"] == causal], properties, gemm, copied)
     # The panels share the vertical axis, so its limits are set after all panels are drawn.
     floor = np.min(points["low"] / 100 * _roof(points["intensity"], gemm, copied))
