@@ -9,6 +9,7 @@ from analysis import formats
 from analysis.attribution import ALONE, Worth, attributions
 from analysis.controls import NO_ATTENTION, as_chosen, compared, comparisons, diagnose, error_rates, mean
 from analysis.paired import BETTER, FEWEST_SEEDS
+from analysis.plots.capacity import mechanisms
 from analysis.tables.capacity import answers, matched, without_controls
 from analysis.tables.lra import TASKS
 from analysis.training import over_seeds, panels
@@ -109,25 +110,19 @@ def foretold(frame: pd.DataFrame) -> str:
     keys = " and ".join(dict.fromkeys(kind for *_, kind in found))
     places = {word: [n for (_, n, _), (_, own) in found.items() if own == word] for _, word in found.values()}
     words = ", ".join(f"{word}: {len(own)} of {len(found)}{_at(own)}" for word, own in places.items())
-    how_many = _sizes(both[both["n"].isin([n for _, n, _ in found])])
+    how_many = mechanisms(both[both["n"].isin([n for _, n, _ in found])])
     said = f"- {asked} Rank correlations over {how_many} mechanisms at n = {tried}, {keys} keys: "
     said += f"{min(whole):.2f} to {max(whole):.2f}; {words}."
     if not alone:
         return said
     least, most = (pick(one.value for _, one in alone) for pick in (min, max))
     clear = [n for n, one in alone if one.low > 0]
-    others = _sizes(both[~both["control"] & both["n"].isin([n for n, _ in alone])])
+    others = mechanisms(both[~both["control"] & both["n"].isin([n for n, _ in alone])])
     return (
         f"{said} Without controls, which are made to recall little ({others} mechanisms): {least:.2f} to {most:.2f}, "
         f"{len(clear)} of {len(alone)} with an interval above 0, each for itself{_at(clear)}."
     )
 
-
-def _sizes(rows: pd.DataFrame) -> str:
-    """`10 to 11`: how many mechanisms each correlation is over."""
-    counts = rows.groupby(["task", "n", "keys"]).size()
-    low, high = counts.min(), counts.max()
-    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _at(lengths: list[int]) -> str:
