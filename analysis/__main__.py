@@ -164,9 +164,8 @@ def _answer(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     path, title = folder / f"{ANSWER}.html", f"Which attention, on {machines}?"
     count = webpage.write(path, title, sentences, found, explanation(ANSWER))
     # Earlier commands drew the pictures, perhaps of fewer records.
-    shows = (
-        f"with the {count} picture{'' if count == 1 else 's'} in its folder, as last drawn" if count else "as a page"
-    )
+    pictures = f"{count} picture{'' if count == 1 else 's'}"
+    shows = f"with the {pictures} in its folder, as last drawn" if count else "as a page"
     none = "" if count else f" (it shows pictures after `python -m analysis figures --results {options.results}`)"
     print(f"\nthe same {shows}: {path}{none}")
     return 0

@@ -157,12 +157,9 @@ def _is_branch(known: pd.DataFrame, series: str, hybrid: str, branch: str) -> bo
     if known["layers"][series] != known["layers"][hybrid]:
         return False
     if branch == "sketch":
-        apart = ("local", "block_size")  # without a window, block_size does not change the output
-        return (
-            known["mechanism"][series] == known["mechanism"][hybrid] == "polysketch"
-            and not own.get("local")
-            and {k: v for k, v in own.items() if k not in apart} == {k: v for k, v in whole.items() if k not in apart}
-        )
+        apart = {"local": None, "block_size": None}  # without a window, block_size does not change the output
+        is_sketch = known["mechanism"][series] == known["mechanism"][hybrid] == "polysketch" and not own.get("local")
+        return is_sketch and own | apart == whole | apart
     if known["mechanism"][series] != "local" or own.get("weights") != "polynomial" or own.get("sliding"):
         return False
     norm = own.get("qk_layernorm") in (None, True)

@@ -274,19 +274,10 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]
         # The seeds that are left are those with which it went well.
         ahead = {BETTER: {name}, WORSE: {anchor}}.get(word, {name, anchor})
         word = UNDECIDED if ahead & diverged else word
-        table.append(
-            {
-                "task": key[0],
-                "n": key[1],
-                "attention": name,
-                "against": anchor,
-                **numbers(one, p),
-                "verdict": word if found.is_diagnostic else BLIND,
-                "seeds needed": needed,
-                "hours needed": needed and needed * (hours[name] + hours[anchor]),
-                "disturbed": disturbance(cells[cells["series"].isin([name, anchor])]),
-            }
-        )
+        row: dict[str, Any] = {"task": key[0], "n": key[1], "attention": name, "against": anchor, **numbers(one, p)}
+        row |= {"verdict": word if found.is_diagnostic else BLIND, "seeds needed": needed}
+        row |= {"hours needed": needed and needed * (hours[name] + hours[anchor])}
+        table.append(row | {"disturbed": disturbance(cells[cells["series"].isin([name, anchor])])})
     return [*table, *(_other_way_round(row) for row in table if row["attention"] in anchors)]
 
 
@@ -299,11 +290,6 @@ def numbers(one: Difference, p: float) -> dict[str, float]:
 
 def _other_way_round(row: dict[str, Any]) -> dict[str, Any]:
     """The same comparison, read from its second mechanism."""
-    return row | {
-        "attention": row["against"],
-        "against": row["attention"],
-        "difference (nats)": -row["difference (nats)"],
-        "low": -row["high"],
-        "high": -row["low"],
-        "verdict": {BETTER: WORSE, WORSE: BETTER}.get(row["verdict"], row["verdict"]),
-    }
+    names = {"attention": row["against"], "against": row["attention"]}
+    ends = {"difference (nats)": -row["difference (nats)"], "low": -row["high"], "high": -row["low"]}
+    return row | names | ends | {"verdict": {BETTER: WORSE, WORSE: BETTER}.get(row["verdict"], row["verdict"])}

@@ -83,14 +83,8 @@ COLUMNS = (
     "sweep_id",
 )
 
-LATER = {
-    "optimizer": "adamw",
-    "epsilon": 1e-8,
-    "order": "shuffled",
-    "pretrain_steps": 0,
-    "checkpoint": "last",
-    "patience": None,
-}
+LATER: Row = {"optimizer": "adamw", "epsilon": 1e-8, "order": "shuffled", "pretrain_steps": 0}
+LATER |= {"checkpoint": "last", "patience": None}
 """Settings of training that older records lack, with the values that these were trained with."""
 
 # Settings of training that change what is kept and tested beside the test split, not what it says.
@@ -146,9 +140,7 @@ def widened(frame: pd.DataFrame) -> pd.DataFrame:
     # One row joins metrics of several benchmarks, whose own settings differ; models and tasks must agree.
     parts = [json.loads(text) for text in shown["settings"]]
     shown["settings"] = [_json({k: v for k, v in part.items() if k not in ("bench", "baseline")}) for part in parts]
-    conditions = [
-        name for name in _CONDITIONS if shown[name].nunique(dropna=False) > 1 or name in ("attention", "seq_len")
-    ]
+    conditions = [k for k in _CONDITIONS if shown[k].nunique(dropna=False) > 1 or k in ("attention", "seq_len")]
     wide = shown.groupby([*conditions, "name"], dropna=False)["shown"].last().unstack("name")
     return wide.reset_index().rename_axis(columns=None)
 
@@ -194,9 +186,8 @@ def _conditions(record: Record) -> Row:
     if isinstance(training := settings.get("training"), dict):
         looks_decide = training.get("checkpoint", "last") != "last" or training.get("patience") is not None
         left_out = {*_SEEN_LATER, *(() if looks_decide else LOOKS)}
-        settings["training"] = {
-            k: v for k, v in training.items() if k not in left_out and (k not in LATER or v != LATER[k])
-        }
+        own = {k: v for k, v in training.items() if k not in left_out and (k, v) not in LATER.items()}
+        settings["training"] = own
     settings["bench"] = {k: v for k, v in bench.items() if k not in not_conditions}
     # If a cell measures a single pass, it is known from the config even if the cell failed.
     passes = bench.get("passes")
@@ -241,9 +232,9 @@ def _busy(record: Record) -> float | None:
         return 1.0  # nobody knows what ran beside the steps before the interruption
     during = record.host_state.get("during") or {}
     others, seconds = (during.get(key) for key in ("others_s", "seconds"))
-    return (
-        others / seconds if isinstance(others, int | float) and isinstance(seconds, int | float) and seconds else None
-    )
+    if isinstance(others, int | float) and isinstance(seconds, int | float) and seconds:
+        return others / seconds
+    return None
 
 
 def _mechanism(record: Record, cell: dict[str, Any]) -> Row:

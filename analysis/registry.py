@@ -80,12 +80,8 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Picture]] = {
     "capacity": capacity.figure,
     "capacity_and_recall": capacity_and_recall.figure,
 }
-PARTS = {
-    **dict.fromkeys(
-        ("sketch_error", "learning", "copying_induction", "quality_cost", "recall_state", "controls"), ("inputs",)
-    ),
-    "crossover": ("pass", "causal"),
-}
+_BY_TASK = ("sketch_error", "learning", "copying_induction", "quality_cost", "recall_state", "controls")
+PARTS = {**dict.fromkeys(_BY_TASK, ("inputs",)), "crossover": ("pass", "causal")}
 """Figures that are split if they are higher than a page: by the values of the first column, then of the next."""
 APART = ("learning", "controls")
 """Figures that are always split by the first column of `PARTS`, because they have dozens of panels or rows."""

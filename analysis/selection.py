@@ -9,20 +9,8 @@ from typing import Any
 import pandas as pd
 
 CONDITIONS = (
-    "num_heads",
-    "head_dim",
-    "dtype",
-    "causal",
-    "inputs",
-    "weights",
-    "input_settings",
-    "seed",
-    "settings",
-    "device",
-    "device_name",
-    "cpu_model",
-    "threads",
-    "torch",
+    *("num_heads", "head_dim", "dtype", "causal", "inputs", "weights", "input_settings", "seed", "settings"),
+    *("device", "device_name", "cpu_model", "threads", "torch"),
 )
 """Columns that must agree between the cells of a figure or table."""
 _KIND = ["attention", "hyperparameters", "impl", "sized_by"]

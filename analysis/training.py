@@ -161,14 +161,11 @@ def within(data: pd.DataFrame, keys: Iterable[tuple[str, int]]) -> pd.DataFrame:
 
 def work(rows: pd.DataFrame) -> list[str]:
     """JSON of the settings that change the work of a training step, apart from the mechanism and columns of sizes."""
-    settings = [json.loads(text) for text in rows["settings"]]
-    return _json(
-        [
-            {key: each.get(key) for key in ("model", "task")}
-            | {key: _part(each, "training").get(key) for key in ("accumulate", "compile")}
-            for each in settings
-        ]
-    )
+    works = []
+    for settings in map(json.loads, rows["settings"]):
+        training = {key: _part(settings, "training").get(key) for key in ("accumulate", "compile")}
+        works.append({key: settings.get(key) for key in ("model", "task")} | training)
+    return _json(works)
 
 
 def _notes(cells: pd.DataFrame) -> list[str]:
@@ -201,14 +198,9 @@ def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     tasks = [_part({"task": each.pop("task", None)}, "task") for each in settings]
     for each, task in zip(settings, tasks, strict=True):
         each |= {key: task.pop(key) for key in TASK_OPTIONS if key in task}
-    made = {
-        "work": work(own),
-        "rate": pd.to_numeric(moved["rate"], errors="coerce"),
-        "layers": moved["layers"],
-        "settings": _json(settings),
-        "task": _json(tasks),
-        "kind": _kinds(own, tasks),
-    }
+    rate = pd.to_numeric(moved["rate"], errors="coerce")
+    made = {"work": work(own), "rate": rate, "layers": moved["layers"], "settings": _json(settings)}
+    made |= {"task": _json(tasks), "kind": _kinds(own, tasks)}
     return rows.assign(**{name: pd.Series(values).to_numpy()[groups] for name, values in made.items()})
 
 

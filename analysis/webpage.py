@@ -15,17 +15,14 @@ tr:nth-child(even) { background: #f4f4f4; } img { max-width: 100%; } figure { ma
 
 def write(path: Path, title: str, sentences: Sequence[str], table: pd.DataFrame, explanation: str) -> int:
     """Write an HTML file that shows all PNG files of its folder, sorted by name; how many there are."""
-    pictures = sorted(picture.name for picture in path.parent.glob("*.png"))
+    pictures = [escape(picture.stem) for picture in sorted(path.parent.glob("*.png"))]
     parts = [
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>',
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>\n<h1>{escape(title)}</h1>',
         *(f"<p>{escape(sentence)}</p>" for sentence in sentences),
         table.to_html(index=False, border=0),
         f"<p>{escape(explanation)}</p>",
-        *(
-            f'<figure><img src="{escape(name)}" alt="{escape(name.removesuffix(".png"))}"></figure>'
-            for name in pictures
-        ),
+        *(f'<figure><img src="{name}.png" alt="{name}"></figure>' for name in pictures),
     ]
     write_atomically(path, "\n".join(parts).encode() + b"\n")
     return len(pictures)

@@ -76,6 +76,5 @@ def _bounds(panel: Axes, rows: pd.DataFrame, head_dim: int, share: float) -> Non
     known = needed >= 2**-10
     panel.plot(needed[known], pairs[known], color="black", linewidth=1, gid="bound", label="any state")
     size = {"float64": 8, "float32": 4}.get(str(rows["dtype"].iloc[0]), 2)
-    panel.plot(
-        2 * head_dim * size * pairs / 2**10, pairs, color="0.3", linestyle=":", linewidth=1, gid="cache", label="cache"
-    )
+    kept = 2 * head_dim * size * pairs / 2**10
+    panel.plot(kept, pairs, color="0.3", linestyle=":", linewidth=1, gid="cache", label="cache")

@@ -58,9 +58,8 @@ def figure(frame: pd.DataFrame) -> Picture:
             crossed |= _draw(panel, rows, properties, dtypes)
             marks.gaps(panel, data[own & (data["status"] != "ok")], "seq_len", properties)
             marks.length_axis(panel, data.loc[own, "seq_len"])
-            panel.set_ylabel(
-                f"speed over {layout.shown(names[baseline])}" if panel is line[0] or len(baselines) > 1 else ""
-            )
+            if panel is line[0] or len(baselines) > 1:
+                panel.set_ylabel(f"speed over {layout.shown(names[baseline])}")
         marks.log_axis(line[0].yaxis, line[0].get_ylabel())
     # Conditions and functions of candidates and baselines.
     cells = frame[frame["cell_id"].isin(measured["cell_id"])]

@@ -65,11 +65,10 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def _line(axes: Axes, rows: pd.DataFrame, columns: tuple[str, str, str], look: dict[str, Any]) -> None:
-    rows = rows.dropna(subset=columns[0]).assign(
-        **dict(zip(("value", "low", "high"), (rows[c] for c in columns), strict=True))
-    )
+    rows = rows.dropna(subset=columns[0])
     if len(rows):
-        marks.errorbar(axes, rows.astype({"value": float, "low": float, "high": float}), "n", look)
+        ends = {name: rows[column] for name, column in zip(("value", "low", "high"), columns, strict=True)}
+        marks.errorbar(axes, rows.assign(**ends), "n", look)
 
 
 def _answers(axes: Axes, rows: pd.DataFrame, names: list[str], properties: dict[str, dict[str, Any]]) -> None:

@@ -55,12 +55,9 @@ def figure2(frame: pd.DataFrame) -> Picture:
 def _untimed(rows: pd.DataFrame) -> list[str]:
     """Caption sentences on the series without a line (the `rows`), by why they have none."""
     is_quiet = (rows["metric"] == "validation_seconds") & ~(rows["busy"] > BUSY)
-    elsewhere = is_quiet.groupby([rows[key] for key in (*PANEL, "series")]).transform("any")
+    moved = is_quiet.groupby([rows[key] for key in (*PANEL, "series")]).transform("any")
     said = []
-    for own, why in (
-        (rows[~elsewhere], "no seed had a core for itself"),
-        (rows[elsewhere], "timed on another machine"),
-    ):
+    for own, why in ((rows[~moved], "no seed had a core for itself"), (rows[moved], "timed on another machine")):
         names = own.groupby(PANEL)["series"].unique()
         words = [f"{kind}, n = {n:,} ({', '.join(series)})" for (kind, n), series in names.items()]
         said += [f"Without a line, since {why}: {'; '.join(words)}."] if words else []
@@ -75,9 +72,8 @@ def figure3(frame: pd.DataFrame) -> Picture:
     over the size d, for the task with most sizes.
     """
     cells = frame[(frame["bench"] == "train") & frame["inputs"].isin(TASKS)]
-    cells = with_settings(
-        require_ok(cells, NEEDS.removeprefix("needs an ok record of ")), {"rate": ("training", "learning_rate")}
-    )
+    require_ok(cells, NEEDS.removeprefix("needs an ok record of "))
+    cells = with_settings(cells, {"rate": ("training", "learning_rate")})
     cells = cells[cells["status"] == "ok"].assign(series=cells["attention"].str.partition(" ")[0])
     own = cells[(cells["inputs"] == TASK) & (cells["mechanism"] == "skeinformer")]
     own = _richest(own, ["seq_len", "hyperparameters", "settings", *_ALIKE], ["rate", "batch_size"])
@@ -120,11 +116,9 @@ def _over_seeds(rows: pd.DataFrame, x: str) -> pd.DataFrame:
 
 def _over_rates(panel: Axes, rows: pd.DataFrame, label: str, factor: float) -> None:
     looks = {}
-    for (batch, of_batch), marker, shade in zip(
-        rows.groupby("batch_size"), cycle(MARKERS), cycle(SHADES), strict=False
-    ):
+    for (batch, own), marker, shade in zip(rows.groupby("batch_size"), cycle(MARKERS), cycle(SHADES), strict=False):
         look = looks[str(batch)] = {"label": f"batch of {batch}", "marker": marker, "color": shade}
-        marks.errorbar(panel, _over_seeds(of_batch, "rate"), "rate", look, factor)
+        marks.errorbar(panel, _over_seeds(own, "rate"), "rate", look, factor)
     panel.set_ylabel(label)
     panel.set_xlabel("learning rate")
     if len(rows):

@@ -55,9 +55,7 @@ def log_axis(axis: Axis, label: str) -> None:
     subs = all_of_them if high / low < (4 if in_a_column() else 8) else some
     axis.set_major_locator(LogLocator(subs=subs, numticks=most))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:,.0f}" if 1e4 <= value < 1e15 else f"{value:,.4g}")
-    )
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if 1e4 <= x < 1e15 else f"{x:,.4g}"))
 
 
 def value_axis(axis: Axis, label: str) -> None:
@@ -137,16 +135,13 @@ def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None
     axes.get_xlim(), axes.get_ylim()  # matplotlib computes automatic limits only when they are read
 
     def placed(across: str, along: str) -> np.ndarray:
-        return (
-            axes.transAxes.inverted().transform(axes.transData.transform(rows[[across, along]].to_numpy(float))) * size
-        )
+        points = axes.transData.transform(rows[[across, along]].to_numpy(float))
+        return axes.transAxes.inverted().transform(points) * size
 
     at = placed(x, "value")
     boxes = [(place - 4, place + 4) for place in at]
-    for low, high in (
-        (placed(f"{x}_low", "value"), placed(f"{x}_high", "value")),
-        (placed(x, "low"), placed(x, "high")),
-    ):
+    across, upright = (placed(f"{x}_low", "value"), placed(f"{x}_high", "value")), (placed(x, "low"), placed(x, "high"))
+    for low, high in (across, upright):
         boxes += [(start - 1, end + 1) for start, end in zip(low, high, strict=True) if np.isfinite([start, end]).all()]
     look: dict[str, Any] = {"fontsize": SMALLEST, "color": "black", "textcoords": "offset points", "gid": "name"}
     for own, place, text in zip(rows[[x, "value"]].to_numpy(float), at, texts, strict=True):

@@ -82,15 +82,13 @@ def decode(frame: pd.DataFrame) -> Picture:
     """Time per token and size of the state over context length."""
     data, notes = select(frame, "decode", ["seq_len", "metric"])
     times, states = (data[data["metric"] == metric] for metric in ("decode_latency", "state_bytes"))
-    panels = [
-        Panel("time", times, data, "time per token (µs)", 1e-3),
-        Panel("state", states, data, "state (MiB)", 2**-20),
-    ]
+    time = Panel("time", times, data, "time per token (µs)", 1e-3)
+    state = Panel("state", states, data, "state (MiB)", 2**-20)
     explanation = (
         f"Left: time of a step, which takes one token of each sequence; medians, bars {intervals.bars(data)}. Right: "
         "all tensors of the state of the whole batch."
     )
-    return over_lengths(data, panels, explanation, notes)
+    return over_lengths(data, [time, state], explanation, notes)
 
 
 def steps_per_second(frame: pd.DataFrame) -> Picture:

@@ -14,10 +14,7 @@ from analysis.selection import newest, require_ok, series, settle_each
 
 PAPER_LENGTHS = (1024, 4096)
 ORDER = ("initialised", "pretrained")
-LABELS = {
-    "absolute": "spectral norm error ‖BV − R‖",
-    "relative": "relative error ‖BV − R‖ / ‖BV‖",
-}
+LABELS = {"absolute": "spectral norm error ‖BV − R‖", "relative": "relative error ‖BV − R‖ / ‖BV‖"}
 HEIGHT = 2.5  # height of a panel in inches
 FAR = 10
 """Series more than this factor above all others are drawn above a break of the axis."""

@@ -16,10 +16,7 @@ from analysis.selection import MissingRecords, disturbance, newest, require_ok, 
 from bench.records.metrics import interval_kind
 from bench.records.statistics import Interval, power_law
 
-QUANTITIES = {
-    "kernel": "⟨φ′(q), φ′(k)⟩ (Theorem 1.1)",
-    "sketch": "before squaring: ⟨L, R⟩ (Theorem 2.2)",
-}
+QUANTITIES = {"kernel": "⟨φ′(q), φ′(k)⟩ (Theorem 1.1)", "sketch": "before squaring: ⟨L, R⟩ (Theorem 2.2)"}
 _COLOURS = dict(zip(("gaussian", "srht", "learned"), style.PALETTE, strict=False))
 _MARKERS = {4: "o", 8: "s"}
 _LOG = logging.getLogger(__name__)

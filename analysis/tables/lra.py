@@ -63,22 +63,12 @@ def _of_panel(key: tuple[str, int], rows: pd.DataFrame) -> Iterator[dict[str, ob
         task, source = own["inputs"].iloc[0], own["source"].dropna().iloc[0] if own["source"].notna().any() else None
         is_theirs = source is not None and STAND_IN not in source and key[1] == LENGTHS[task]
         high, low = one.interval() if one.seeds > 1 else (np.nan, np.nan)
-        yield {
-            **dict(zip(("task", "n"), key, strict=True)),
-            "name": task,
-            "source": source,
-            "task is": word,
-            "attention": name,
-            "theirs": SAME.get(variant, variant) if is_theirs else None,
-            "seeds": one.seeds,
-            "accuracy (%)": 100 - 100 * one.value,
-            "low": 100 - 100 * low,
-            "high": 100 - 100 * high,
-            "rank": ranks[name] if word == controls.DIAGNOSTIC else np.nan,
-            "minutes per 1,000 steps": 1000 / 60 / speed.median(),
-            "minutes in total": total.median() / 60,
-            "disturbed": disturbance(own),
-        }
+        row: dict[str, object] = {"task": key[0], "n": key[1], "name": task, "source": source, "task is": word}
+        row |= {"attention": name, "theirs": SAME.get(variant, variant) if is_theirs else None, "seeds": one.seeds}
+        row |= {"accuracy (%)": 100 - 100 * one.value, "low": 100 - 100 * low, "high": 100 - 100 * high}
+        row |= {"rank": ranks[name] if word == controls.DIAGNOSTIC else np.nan}
+        row |= {"minutes per 1,000 steps": 1000 / 60 / speed.median(), "minutes in total": total.median() / 60}
+        yield row | {"disturbed": disturbance(own)}
 
 
 def _papers() -> pd.DataFrame:
@@ -126,7 +116,7 @@ def protocols(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
-    """Add `options`, the settings of the protocol as JSON by `group.key`, and `rest`: of the task, and the rate."""
+    """Add `options`, the protocol's settings as JSON by `group.key`, `rest`: of the task and the rate, and `series`."""
     options, rest = [], []
     for text in cells["settings"]:
         settings = json.loads(text)
@@ -137,16 +127,14 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
         task = {key: value for key, value in (settings.get("task") or {}).items() if key not in TASK_OPTIONS}
         rest.append(json.dumps([task, own.pop("training.learning_rate", None)], sort_keys=True))
         options.append(json.dumps(own, sort_keys=True))
-    return cells.assign(options=options, rest=rest)
+    return cells.assign(options=options, rest=rest, series=cells["attention"])
 
 
 def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str, object], Difference]]:
     """A row and a difference for each mechanism with each protocol other than the most frequent one."""
     usual = cells["options"].value_counts().idxmax()
     newest = cells.sort_values("ended").drop_duplicates(["options", "attention", "seed"], keep="last")
-    by_protocol = {
-        text: controls.error_rates(rows.assign(series=rows["attention"])) for text, rows in newest.groupby("options")
-    }
+    by_protocol = {text: controls.error_rates(rows) for text, rows in newest.groupby("options")}
     softmax = next((name for name in ("flash", "softmax") if name in by_protocol[usual]), "")
     for text, by_name in by_protocol.items():
         for name, errors in by_name.items() if text != usual else ():

@@ -21,14 +21,10 @@ WORDS = {
     **{"ms": "time (ms)", "steps/s": "speed (steps/s)", "of the reference (%)": "the same of the plain reference (%)"},
     **{"share of the ceiling (%)": "achieved share of the ceiling (%)", "gate, median (s)": "time of the check (s)"},
     **{"share of the cell, median (%)": "share of the cell's time (%)", "largest (%)": "the largest share (%)"},
-    **{
-        "of": "which is that of",
-        "cells": "cells measured",
-        "bench": "benchmark",
-        "ours / paper": "ours over the paper's",
-    },
+    **{"of": "which is that of", "cells": "cells measured", "bench": "benchmark"},
+    **{"ours / paper": "ours over the paper's", "failed": "seeds that failed"},
     **{"paper (M)": "the paper's (millions)", "ours (M)": "ours (millions)", "counted (M)": "counted (millions)"},
-    **{"heads": "heads", "head dim": "size of a head", "batch": "sequences in a batch", "failed": "seeds that failed"},
+    **{"heads": "heads", "head dim": "size of a head", "batch": "sequences in a batch"},
     **{"task is": "whether the task tells mechanisms apart", "best of": "learning rates tried"},
 }
 """Columns of the CSVs, in words; the names of other columns are words already."""
@@ -209,9 +205,8 @@ def _steps(table: pd.DataFrame) -> pd.DataFrame:
     shared = [name for name in ours if name not in dropped]
     papers = [name for name in shared if str(name).endswith(")")]
     keys = [name for name in shared if name not in papers]
-    wide = _beside(
-        ours, keys, {f"{BENCHES[name]} (steps/s)": own for name, own in speed.groupby(ours["bench"], sort=False)}
-    )
+    columns = {f"{BENCHES[name]} (steps/s)": own for name, own in speed.groupby(ours["bench"], sort=False)}
+    wide = _beside(ours, keys, columns)
     return wide.merge(ours[[*keys, *papers]].drop_duplicates(keys), how="left", on=keys)
 
 
