@@ -85,9 +85,8 @@ def index() -> str:
     for name in own():
         info = attention_zoo.info(name)
         causal = "nearly" if info.approximately_causal else zoo.yes(info.causal)
-        rows.append(
-            [f"[{name}]({page(name)})", _begins(name), "–" if info.control else info.approximates or "–", causal]
-        )
+        approximates = "–" if info.control else info.approximates or "–"
+        rows.append([f"[{name}]({page(name)})", _begins(name), approximates, causal])
     return zoo.table("mechanism | what it is | approximates | causal", rows)
 
 

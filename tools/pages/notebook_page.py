@@ -72,6 +72,5 @@ def _shown(cell: Cell, name: str) -> Iterator[str]:
 def _table(html: str) -> str:
     """The HTML table of a pandas frame in the style of the site's other tables."""
     html = re.sub(r"<style.*?</style>\s*", "", html, flags=re.DOTALL)
-    return html.replace("<div>", '<div class="table-wrapper">').replace(
-        'border="1" class="dataframe"', 'class="docutils"'
-    )
+    html = html.replace('border="1" class="dataframe"', 'class="docutils"')
+    return html.replace("<div>", '<div class="table-wrapper">')

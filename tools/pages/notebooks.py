@@ -26,22 +26,22 @@ LONGEST = 600
 """Timeout of a cell in seconds."""
 
 
-def of_results(results: Sequence[Path] = RESULTS) -> str:
-    """A hash of the records and tables of these folders: of what notebooks read, and of how our code shows it.
+def of_results() -> str:
+    """A hash of the committed records and tables: of what notebooks read, and of how our code shows it.
 
     Records contain the hashes of their samples.
     """
-    records = [Store(folder).records_dir / name for folder in results for name in Store(folder).names()]
-    tables = [table for folder in results for table in sorted((folder / "tables").glob("*.md"))]
+    records = [Store(folder).records_dir / name for folder in RESULTS for name in Store(folder).names()]
+    tables = [table for folder in RESULTS for table in sorted((folder / "tables").glob("*.md"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in [*records, *tables])).hexdigest()
 
 
-def run(path: Path, results: Sequence[Path] = (), folder: Path = FOLDER) -> NotebookNode:
+def run(path: Path, results: Sequence[Path], folder: Path = FOLDER) -> NotebookNode:
     """Run a notebook and return it with its outputs, without times and versions.
 
     Args:
         path: path of the notebook; the file is not changed.
-        results: folders of the records; if empty, the notebook looks for records itself.
+        results: folders of the records.
         folder: working directory of the notebook.
 
     Raises:

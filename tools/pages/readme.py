@@ -161,11 +161,8 @@ def _longer(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int], steps: p
     differences = {(one["attention"], one["against"]): difference(one) for one in comparisons(rows, key)}
     each = []
     for name in sorted(set(rows.loc[~controls(rows) & ~exact_softmax(rows), "series"])):
-        own = [
-            f"minus `{anchor}` {differences[name, anchor]}"
-            for anchor in (found.positive, NO_ATTENTION)
-            if (name, anchor) in differences
-        ]
+        anchors = [anchor for anchor in (found.positive, NO_ATTENTION) if (name, anchor) in differences]
+        own = [f"minus `{anchor}` {differences[name, anchor]}" for anchor in anchors]
         own += [f"step {speed}" for speed in steps.loc[steps.index == name].apply(_speed, axis=1) if speed]
         each.append(f"`{name}`: {'; '.join(own)}")
     return f" Other mechanisms there: {'. '.join(each)}." if each else ""
@@ -203,15 +200,10 @@ def _trained_shorter(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[
     longest, shortest = (pick(verdicts, key=lambda task_and_n: task_and_n[1]) for pick in (max, min))
     before, trained = losses(found[shortest], f"loss_at_{longest[1]}_by_unit"), losses(found[longest])
     positive, negative = verdicts[longest].positive or "", verdicts[longest].negative or ""
+    apart = f"`{positive}` trained at {longest[1]:,} and `{negative}` at {shortest[1]:,}"
     pairs = [
         (f"both trained at n = {shortest[1]:,}", before, positive, before, negative),
-        (
-            f"`{positive}` trained at {longest[1]:,} and `{negative}` at {shortest[1]:,}",
-            trained,
-            positive,
-            before,
-            negative,
-        ),
+        (apart, trained, positive, before, negative),
         *((f"`{name}`", trained, name, before, name) for name in (positive, negative, NO_ATTENTION)),
     ]
     said = []
@@ -230,13 +222,8 @@ def _trained_shorter(found: dict[tuple[str, int], pd.DataFrame], verdicts: dict[
 
 def _by_position(places: pd.DataFrame) -> str:
     """At which positions softmax is ahead of the best control; `places` are its rows of `paired_by_position`."""
-    low, high = places["low"], places["high"]
-    said = (
-        places["difference (nats)"].map("{:+.2f}".format)
-        + low.map(" ({:+.2f} to ".format)
-        + high.map("{:+.2f})".format)
-    )
-    each = ", ".join(f"{of} {number}" for of, number in zip(places["positions"], said, strict=True))
+    rows = places[["positions", "difference (nats)", "low", "high"]].to_numpy()
+    each = ", ".join(f"{of} {value:+.2f} ({low:+.2f} to {high:+.2f})" for of, value, low, high in rows)
     return f" By a token's position ([over seeds](results/quality/tables/paired_by_position.md)): {each}."
 
 
@@ -282,11 +269,9 @@ def _equal(steps: pd.DataFrame, rows: pd.DataFrame, n: int, machine: str) -> str
     unknown = ", ".join(f"`{name}`" for name in faster.index[faster["is equal"].isna()])
     equal = (equal or "none") + (f" ({unknown} undecided)" if unknown else "")
     clearly = f"Of those that were trained, clearly faster there: {faster_ones} {are_controls.sum()} controls"
-    which = f"{clearly}; of these with {link}: {equal}."
+    ones = f"{clearly}; of these with {link}: {equal}."
     state = f"*State*: what decoding keeps of {n:,} tokens (`identity`: its last)."
-    return (
-        f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing; {machine}). {which} {state}"
-    )
+    return f"- *Step*: {said} (*apart*: minutes apart, where small differences mean nothing; {machine}). {ones} {state}"
 
 
 def _earned(one: Attribution) -> str:
@@ -297,9 +282,8 @@ def _earned(one: Attribution) -> str:
     }
     parts = {how: [part for part in one.parts if part.how == how] for how in ways}
     said = [f"{ways[how]}: {', '.join(map(_worth, own))} nats." for how, own in parts.items() if own]
-    return (
-        f"`{one.hybrid}`, n = {one.n:,}, what each branch is worth (+: the loss without it is larger). {' '.join(said)}"
-    )
+    where = f"`{one.hybrid}`, n = {one.n:,}"
+    return f"{where}, what each branch is worth (+: the loss without it is larger). {' '.join(said)}"
 
 
 def _at_one_rate(one: Attribution, frame: pd.DataFrame, rows: pd.DataFrame) -> str:

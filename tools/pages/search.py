@@ -75,6 +75,5 @@ def _right(folder: str, task: str) -> pd.DataFrame:
     rows = over_seeds(data, "token_accuracy").set_index(["seq_len", "series"])
     middle, low, high = ((100 * rows[name]).map("{:.0f}".format) for name in ("value", "low", "high"))
     right = middle + " (" + low + "–" + high + "), " + seeds.astype(str)
-    return pd.DataFrame(
-        {"steps": rows["steps"].map("{:,}".format), "rate": rows["rate"].map("{:g}".format), "right": right}
-    )
+    steps, rate = rows["steps"].map("{:,}".format), rows["rate"].map("{:g}".format)
+    return pd.DataFrame({"steps": steps, "rate": rate, "right": right})

@@ -58,14 +58,8 @@ def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
     alone = share["value"].get(NO_ATTENTION, "–")
     order = [name for name in (found.positive, *said.index[~is_control]) if name in said]
     names = {f"`{right.loc[name, 'attention'].partition(' ')[0]}`": said[name] for name in order}
-    return {
-        "answers right (%)": f"{_short(rows, key)}: {found.word}",
-        **names,
-        "best control": best,
-        "no attention": alone,
-        "trained for": trained_for(rows),
-        "rates": _rates(rows),
-    }
+    cells = {"answers right (%)": f"{_short(rows, key)}: {found.word}", **names, "best control": best}
+    return cells | {"no attention": alone, "trained for": trained_for(rows), "rates": _rates(rows)}
 
 
 def _rates(rows: pd.DataFrame) -> str:
@@ -122,7 +116,6 @@ def foretold(frame: pd.DataFrame) -> str:
         f"{said} Without controls, which are made to recall little ({others} mechanisms): {least:.2f} to {most:.2f}, "
         f"{len(clear)} of {len(alone)} with an interval above 0, each for itself{_at(clear)}."
     )
-
 
 
 def _at(lengths: list[int]) -> str:
