@@ -25,9 +25,8 @@ def calls() -> Iterator[Call]:
             yield Call(f"decoding features r{r} h{h}", bits16, partial(_features, bits16, h, r))
             yield Call(f"decoding local r{r} h{h}", bits16, partial(_local, bits16, h, r))
     for batch in (1, BATCH):
-        yield Call(
-            f"decoding polysketch r32 h64 fp32 batch {batch}", bits32, partial(_polysketch, bits32, 64, 32, batch)
-        )
+        make = partial(_polysketch, bits32, 64, 32, batch)
+        yield Call(f"decoding polysketch r32 h64 fp32 batch {batch}", bits32, make)
     yield Call("decoding linear h64 fp32", bits32, partial(_linear, bits32, 64))
     yield Call("decoding performer m1024 h64 fp32", bits32, partial(_performer, bits32, 64, 1024))
     yield Call("decoding local r32 h64 fp32", bits32, partial(_local, bits32, 64, 32))

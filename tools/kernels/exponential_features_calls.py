@@ -24,14 +24,14 @@ def _calls(m: int, width: int, dtype: torch.dtype = torch.bfloat16) -> Iterator[
 
     def given(device: torch.device) -> tuple[Any, ...]:
         x = normal(device, 1, HEADS, SEQ_LEN, width).to(dtype)
-        return x, *triton.parts(normal(device, m, width), dtype), width**-0.25
+        return x, *triton.parts(normal(device, m, width), dtype), width**-0.25, 1e-6, padded(m)
 
     def forward(device: torch.device) -> Callable[[], Any]:
-        arguments = (*given(device), 1e-6, padded(m))
+        arguments = given(device)
         return lambda: triton.launch_features(*arguments)
 
     def backward(device: torch.device) -> Callable[[], Any]:
-        arguments = (*given(device), 1e-6, padded(m))
+        arguments = given(device)
         d_features = normal(device, 1, HEADS, SEQ_LEN, padded(m)).to(dtype)
         d_log_scale = normal(device, 1, HEADS, SEQ_LEN)
         return lambda: triton.launch_features_backward(d_features, d_log_scale, *arguments)

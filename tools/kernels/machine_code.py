@@ -103,7 +103,7 @@ def hot_loops(code: tuple[Instruction, ...]) -> list[Loop]:
         if instruction.opcode == "BRA" and target and int(target[1], 16) < instruction.address:
             ends[int(target[1], 16)] = instruction.address
     spans = [(start, end) for start, end in ends.items() if _over_products(_range(code, start, end))]
-    innermost = [span for span in spans if not any(_inside(other, span) for other in spans if other != span)]
+    innermost = [(start, end) for start, end in spans if not any(start < a and b <= end for a, b in spans)]
     return [Loop(_range(code, *span)) for span in sorted(innermost)]
 
 
@@ -114,10 +114,6 @@ def _range(code: tuple[Instruction, ...], start: int, end: int) -> tuple[Instruc
 def _over_products(body: tuple[Instruction, ...]) -> bool:
     products = any(PRODUCT.fullmatch(instruction.opcode) for instruction in body)
     return products and not any(instruction.opcode == "EXIT" for instruction in body)
-
-
-def _inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
-    return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
 def problems(compiled: Compiled) -> list[str]:

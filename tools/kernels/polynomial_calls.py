@@ -32,9 +32,8 @@ def _call(of_pass: str, degree: int, head_dim: int, causal: bool, dtype: torch.d
     name = f"polynomial {of_pass} p{degree} h{head_dim} {'causal' if causal else 'full'} {str(dtype)[6:]}"
 
     def make(device: torch.device) -> Callable[[], Any]:
-        query, key, value, d_out = (
-            torch.randn(1, HEADS, LENGTH, head_dim, device=device, dtype=dtype) for _ in range(4)
-        )
+        size = 1, HEADS, LENGTH, head_dim
+        query, key, value, d_out = (torch.randn(size, device=device, dtype=dtype) for _ in range(4))
         norm = Norm(torch.ones(head_dim, device=device), torch.zeros(head_dim, device=device), 1e-5)
         settings = Settings(degree, head_dim**-0.5, 1.0, causal)
         if of_pass == "forward":

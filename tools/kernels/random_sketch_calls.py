@@ -21,9 +21,7 @@ def calls() -> Iterator[Call]:
     yield from _calls(32, 32, count=2)
 
 
-def _calls(
-    width: int, r: int, *, dtype: torch.dtype = torch.bfloat16, groups: int = 1, count: int = 1
-) -> Iterator[Call]:
+def _calls(width: int, r: int, dtype: torch.dtype = torch.bfloat16, groups: int = 1, count: int = 1) -> Iterator[Call]:
     shape = shape_name(f"r{r} h{width}", dtype, groups, count)
 
     def given(device: torch.device) -> tuple[Any, ...]:

@@ -65,8 +65,10 @@ def read() -> list[Row]:
     """The rows of the table; empty if there is no file."""
     if not TABLE.exists():
         return []
+    numbers = [name for name, kind in get_type_hints(Row).items() if kind is int]
     with TABLE.open(newline="") as file:
-        return [_typed(line) for line in csv.DictReader(file)]
+        lines: list[dict[str, Any]] = list(csv.DictReader(file))
+    return [Row(**line | {name: int(line[name]) for name in numbers}) for line in lines]
 
 
 def write(rows: Iterable[Row]) -> None:
@@ -82,11 +84,6 @@ def renewed(table: Iterable[Row], rows: Collection[Row], calls: Collection[str])
     compiled = {_compiled(row) for row in rows}
     kept = [row for row in table if row.call in calls and _compiled(row) not in compiled]
     return [*kept, *rows]
-
-
-def _typed(line: dict[str, Any]) -> Row:
-    numbers = [name for name, kind in get_type_hints(Row).items() if kind is int]
-    return Row(**line | {name: int(line[name]) for name in numbers})
 
 
 def regressions(table: Iterable[Row], rows: Collection[Row]) -> list[str]:

@@ -82,9 +82,8 @@ def tune(call: Call, device: torch.device, progress: Progress, capture: Capture)
         times = done[-1]["times"] if done else _race(call, device, expected, lookup, named, progress, capture)
         if times:
             best, own = min(times, key=times.__getitem__), lookup.configuration.name
-            yield Winner(
-                call.name, lookup, named[own if times[best] > GAIN * times.get(own, math.inf) else best], times
-            )
+            fastest = own if times[best] > GAIN * times.get(own, math.inf) else best
+            yield Winner(call.name, lookup, named[fastest], times)
 
 
 def lookups(call: Call, device: torch.device) -> tuple[list[Lookup], Any]:
