@@ -16,12 +16,8 @@ def test_it_runs_from_any_folder(folder, tmp_path):
     for name, code in (("debootstrap", ""), ("unshare", 'for last; do :; done; exec ls "$last"')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
         (tmp_path / name).chmod(0o755)
-    given = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "MIRROR": "file:///nowhere",
-        "LOGS": tmp_path,
-        "TMPDIR": tmp_path,
-    }
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MIRROR": "file:///nowhere"}
+    given |= {"LOGS": tmp_path, "TMPDIR": tmp_path}
     command = [os.path.join(".", FRESH.relative_to(folder))]
     ran = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "tools/fresh.sh\n", "")

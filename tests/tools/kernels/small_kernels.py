@@ -53,11 +53,7 @@ EXPANSIONS = (
     Entry("one feature at a time", Configuration({"T": 128, "C": 1}, 4, 3)),
 )
 # By target; None is all.
-WANTED = {
-    80: ("from shared memory",),
-    90: None,
-    100: ("from shared memory",),
-}
+WANTED = {80: ("from shared memory",), 90: None, 100: ("from shared memory",)}
 CANDIDATES = {
     "from shared memory": (
         Configuration({"M": 128, "N": 64, "BLOCK": 64}, 4, 3),

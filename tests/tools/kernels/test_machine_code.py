@@ -33,9 +33,8 @@ LISTING = """
         /*00e0*/                   BRA 0x70 ;
 """
 
-OLDER = importlib.util.find_spec("triton") is not None and Version(importlib.metadata.version("triton")) < Version(
-    "3.7"
-)
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+OLDER = HAS_TRITON and Version(importlib.metadata.version("triton")) < Version("3.7")
 SCHEDULED = pytest.mark.skipif(OLDER, reason="needs Triton 3.7, older ones schedule products otherwise")
 
 

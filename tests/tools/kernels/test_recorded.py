@@ -74,10 +74,7 @@ def test_a_kernel_that_is_no_longer_launched_is_said():
 
 
 def test_a_row_says_problems_and_loops_on_lines_of_their_own():
-    said = str(SPILLING._replace(loops="10 instructions: 1 HMMA / 20 instructions: 2 HMMA")).splitlines()
-    assert said[0] == ("sm_90 op forward h64, backward m64_w4_s3: 120 registers, 8 B spilled, 64.0 KB shared, 3 blocks")
-    assert [line.strip() for line in said[1:]] == [
-        "loop of 10 instructions: 1 HMMA",
-        "loop of 20 instructions: 2 HMMA",
-        "PROBLEM: spills registers",
-    ]
+    loops = ["10 instructions: 1 HMMA", "20 instructions: 2 HMMA"]
+    head, *said = map(str.strip, str(SPILLING._replace(loops=" / ".join(loops))).splitlines())
+    assert head == "sm_90 op forward h64, backward m64_w4_s3: 120 registers, 8 B spilled, 64.0 KB shared, 3 blocks"
+    assert said == [*(f"loop of {loop}" for loop in loops), "PROBLEM: spills registers"]

@@ -21,9 +21,8 @@ def test_a_page_has_all_parts_and_its_own_facts(name):
     text = (mechanism.DOCS / mechanism.page(name)).read_text()
     by_hand = re.sub(r"(<!-- made: .*? -->).*?<!-- /made -->", r"\1", text, flags=re.DOTALL)
     assert tuple(re.findall(r"^## (.+)$", by_hand, re.MULTILINE)) == HAND
-    assert re.findall(r"<!-- made: (\w+) (\w+) -->", text) == [
-        (kind, name) for kind in ("facts", "measured", "settings")
-    ]
+    made = re.findall(r"<!-- made: (\w+) (\w+) -->", text)
+    assert made == [("facts", name), ("measured", name), ("settings", name)]
     assert "$$" in text
 
 
@@ -36,12 +35,8 @@ def test_every_variant_is_on_exactly_one_page():
 
 def test_every_class_is_in_the_reference_under_a_heading_of_its_own():
     text = mechanism.classes()
-    registered = [
-        name
-        for name in attention_zoo.list_attentions()
-        if attention_zoo.attention_class(name).__module__.startswith("attention_zoo")
-    ]
-    assert text.count("autoclass::") == len(registered)
+    modules = [attention_zoo.attention_class(name).__module__ for name in attention_zoo.list_attentions()]
+    assert text.count("autoclass::") == sum(module.startswith("attention_zoo") for module in modules)
     for name in mechanism.own():
         assert f"## {name}\n\n```{{eval-rst}}\n.. autoclass:: attention_zoo." in text
     assert ":members:" not in text

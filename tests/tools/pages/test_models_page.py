@@ -77,9 +77,8 @@ def test_compiled_models_compute_and_learn_the_same(kind, name):
     compiled, tokens = torch.compile(model, fullgraph=True), inputs["attention_mask"].bool()
     expected, found = (each(**inputs).logits[tokens] for each in (model, compiled))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    gradients = [
-        torch.autograd.grad(logits.square().mean(), model.get_input_embeddings().weight) for logits in (expected, found)
-    ]
+    weight = model.get_input_embeddings().weight
+    gradients = [torch.autograd.grad(logits.square().mean(), weight) for logits in (expected, found)]
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 

@@ -38,16 +38,12 @@ def test_counts_are_the_papers_but_where_one_contradicts_itself(counted):
 def test_a_count_is_the_closed_form(counted):
     """V d + V + 2 d, and in each layer 4 d^2 + 3 d hid + 4 d; a learned sketch has 2 (8 h r + 24 r^2 + 2 h + 2 r)."""
     ours = {(c.model, c.mechanism): c.ours for c in counted}
-    layers = {
-        "transformer_small": (12, 768, 2048),
-        "transformer_medium": (24, 1024, 2728),
-        "transformer_large": (36, 1280, 3408),
-    }
-    for model, (count, d, hidden) in layers.items():
+    layers = {"small": (12, 768, 2048), "medium": (24, 1024, 2728), "large": (36, 1280, 3408)}
+    for size, (count, d, hidden) in layers.items():
         plain = 32000 * d + 32000 + 2 * d + count * (4 * d**2 + 3 * d * hidden + 4 * d)
-        assert ours[model, "softmax"] == plain
-        if model == "transformer_small":
-            assert parameters.parameters(model, "softmax", 32000) == plain, "with every layer built"
+        assert ours[f"transformer_{size}", "softmax"] == plain
+        if size == "small":
+            assert parameters.parameters("transformer_small", "softmax", 32000) == plain, "with every layer built"
     for r in (32, 64):
         sketches = 12 * 2 * (8 * 64 * r + 24 * r**2 + 2 * 64 + 2 * r)
         assert ours["transformer_small", f"polysketch_learned_r{r}"] == ours["transformer_small", "softmax"] + sketches

@@ -82,10 +82,7 @@ def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says(n, verdi
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (
-            2.6,
-            "Each of the 2 mechanisms trained there was worse than softmax and none better than `identity`, the best",
-        ),
+        (2.6, "Each of the 2 mechanisms trained there was worse than softmax and none better than `identity`, the"),
         (2.1, "Each of the 2 mechanisms trained there was worse than softmax (the setting"),
         (1.9, "As good as softmax or better: "),
     ],
@@ -116,17 +113,15 @@ def test_of_a_task_shares_are_bold_where_the_loss_is_clearly_smaller_than_the_be
     shown = {"`softmax`": "**100 (100–100) 5/5**", "`polysketch_random_r32`": "30 (30–30) 0/5"}
     shown |= {"`performer`": "**90 (90–90) 5/5**", "best control": "`local` 25 (25–25) 0/5", "no attention": "6"}
     shown |= {"trained for": "400 steps", "rates": "0.001", "block (nats)": "–"}
-    assert task(told, right) == {"answers right (%)": "compression, n = 64: diagnostic"} | shown
+    head = "answers right (%)"
+    assert task(told, right) == {head: "compression, n = 64: diagnostic"} | shown
     plain = {name: said.replace("*", "") for name, said in shown.items()}
-    assert (
-        task(told | {"local": 1.0}, right) == {"answers right (%)": "compression, n = 64: not diagnostic here"} | plain
-    )
+    assert task(told | {"local": 1.0}, right) == {head: "compression, n = 64: not diagnostic here"} | plain
 
 
 def test_in_recall_less_than_twice_as_many_as_by_naming_any_value_is_not_bold():
-    records = runs(
-        {"softmax": 1.0, "performer": 2.0, "identity": 3.0}, task="associative_recall", settings={"num_pairs": 4}
-    )
+    losses = {"softmax": 1.0, "performer": 2.0, "identity": 3.0}
+    records = runs(losses, task="associative_recall", settings={"num_pairs": 4})
     for one in records:
         one.measurements["test"]["token_accuracy"] = {"softmax": 1.0, "performer": 0.49}.get(one.config["label"], 0.0)
     made = small_tasks.table(trained_cells(tidy(records))[0])

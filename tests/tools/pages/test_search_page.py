@@ -20,17 +20,24 @@ def last_validation_loss(path, record):
     return found[-1]["loss"]
 
 
-def test_each_row_is_a_whole_setting_and_its_numbers_are_those_of_the_files():
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in search.tried().splitlines()[2:]]
-    losses = defaultdict(list)
-    for path in (readings.RESULTS / "search" / "records").glob("*.json"):
+def files(folder):
+    """Each record of a folder: its path, its content, its configuration."""
+    for path in (readings.RESULTS / folder / "records").glob("*.json"):
         record = json.loads(path.read_text())
-        config = record["config"]
-        changed = (
-            config["seq_len"],
-            config["num_heads"],
-            *(json.dumps(config[part]) for part in ("model", "task", "training")),
-        )
+        yield path, record, record["config"]
+
+
+def rows_of(table):
+    """The cells of a Markdown table, the header first."""
+    header, _, *rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    return [header, *rows]
+
+
+def test_each_row_is_a_whole_setting_and_its_numbers_are_those_of_the_files():
+    _, *rows = rows_of(search.tried())
+    losses = defaultdict(list)
+    for _, record, config in files("search"):
+        changed = tuple(json.dumps(config[key]) for key in ("seq_len", "num_heads", "model", "task", "training"))
         losses[changed, config["label"]].append(record["measurements"]["test"]["loss"])
     assert {len(seeds) for seeds in losses.values()} == {3, 5}
     pairs = {
@@ -39,7 +46,7 @@ def test_each_row_is_a_whole_setting_and_its_numbers_are_those_of_the_files():
         if label == search.SOFTMAX
     }
     assert pairs == {(row[1], row[2]) for row in rows}
-    assert [row[0] for row in rows if row[4] == "5"] == ["`seq_len=1024`", "the usual"]
+    assert [row[0] for row in rows if row[4] == "5"] == ["seq_len=1024", "the usual"]
     for _, softmax, window, difference, _, _ in rows:
         value, low, high = (float(number) for number in re.findall(r"[+-]\d\.\d+", difference))
         assert abs(value - (float(softmax) - float(window))) < 0.0011 and low < value < high
@@ -50,14 +57,12 @@ def test_each_row_is_a_whole_setting_and_its_numbers_are_those_of_the_files():
 )
 def test_other_rates_are_compared_by_the_seeds_that_both_have(first, tasks):
     losses = defaultdict(dict)
-    for path in (readings.RESULTS / "quality" / "records").glob("*.json"):
-        record = json.loads(path.read_text())
-        config, task = record["config"], record["config"].get("task", {}).get("name")
+    for path, record, config in files("quality"):
+        task = config.get("task", {}).get("name")
         if task in tasks and config["bench"]["name"] == "train":
             of = f"{task.replace('_', ' ')}, n = {config['seq_len']:,}", config["label"]
             losses[*of, config["training"]["learning_rate"]][config["seed"]] = last_validation_loss(path, record)
-    table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in search.rates(*tasks).splitlines()]
-    header, rows = table[0], table[2:]
+    header, *rows = rows_of(search.rates(*tasks))
     assert header[2] == f"loss at {first:g}" and rows
     others = [float(name.removeprefix("change at ")) for name in header[3:]]
     for task, name, usual, *differences in rows:
@@ -73,29 +78,20 @@ def test_other_rates_are_compared_by_the_seeds_that_both_have(first, tasks):
 def right(folder, length):
     """Right answers in percent of each mechanism and rate, by seed, and the steps of their training."""
     found, steps = defaultdict(dict), set()
-    for path in (readings.RESULTS / folder / "records").glob("*.json"):
-        record = json.loads(path.read_text())
-        config, training = record["config"], record["config"].get("training", {})
+    for _, record, config in files(folder):
         if config.get("task", {}).get("name") == "associative_recall" and config["seq_len"] == length:
-            found[config["label"], training["learning_rate"]][config["seed"]] = (
-                100 * record["measurements"]["test"]["token_accuracy"]
-            )
+            share, training = 100 * record["measurements"]["test"]["token_accuracy"], config["training"]
+            found[config["label"], training["learning_rate"]][config["seed"]] = share
             steps.add(training["steps"])
     (steps,) = steps
     return found, steps
 
 
 def test_what_more_steps_change_is_said_of_every_model_that_was_trained_for_two_numbers_of_them():
-    rows = [
-        [cell.strip(" `") for cell in line.split("|")[1:-1]]
-        for line in search.steps("associative_recall").splitlines()[2:]
-    ]
+    _, *rows = rows_of(search.steps("associative_recall"))
     trained = {256: (right("shorter", 256), right("quality", 256)), 512: (right("quality", 512), right("longer", 512))}
-    both = {
-        (str(n), name)
-        for n, of_steps in trained.items()
-        for name in set.intersection(*({name for name, _ in found} for found, _ in of_steps))
-    }
+    names = {n: [{name for name, _ in found} for found, _ in of_steps] for n, of_steps in trained.items()}
+    both = {(str(n), name) for n, (few, more) in names.items() for name in few & more}
     assert {(n, name) for n, name, *_ in rows} == both
     for n, name, *cells in rows:
         few, more = trained[int(n)]
@@ -109,15 +105,11 @@ def test_what_more_steps_change_is_said_of_every_model_that_was_trained_for_two_
 def test_how_many_seeds_recall_64_pairs_after_more_steps_is_what_the_pages_say():
     found = {name: sorted(own.values()) for (name, _), own in right("longer", 512)[0].items()}
     all_right = {name: sum(share > 99 for share in own) for name, own in found.items()}
-    readme, training = (
-        " ".join((readings.RESULTS.parent / page).read_text().split()) for page in ("README.md", "docs/training.md")
-    )
+    root = readings.RESULTS.parent
+    readme, training = (" ".join((root / page).read_text().split()) for page in ("README.md", "docs/training.md"))
     polynomial, sketch, performer = (found[name] for name in ("polynomial_p4", "polysketch_random_r32", "performer"))
-    of_polynomial = f"{all_right['polynomial_p4']} of {len(polynomial)} seeds"
-    assert (
-        f"names all after 6,400 in {of_polynomial}, the random sketch {sketch[-1]:.0f} % in 1 of {len(sketch)}."
-        in readme
-    )
+    said = f"names all after 6,400 in {all_right['polynomial_p4']} of {len(polynomial)} seeds, "
+    assert f"{said}the random sketch {sketch[-1]:.0f} % in 1 of {len(sketch)}." in readme
     assert f"three of five seeds, {polynomial[1]:.0f} % and {polynomial[0]:.0f} % in the others" in training
     assert f"{sketch[-1]:.0f} % in one seed and {sketch[0]:.0f} to {sketch[-2]:.0f} % in four" in training
     assert f"Performer {performer[0]:.0f} to {performer[-1]:.0f} % in four" in training
