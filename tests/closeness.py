@@ -62,9 +62,7 @@ def with_rounding(
     generator = torch.Generator().manual_seed(5)
     expected = function(*inputs)
     draws = [function(*(None if x is None else elsewhere(x, dtype, generator) for x in inputs)) for _ in range(4)]
-    moved = [
-        [torch.linalg.vector_norm((a - b).detach()) for a, b in zip(draw, expected, strict=True)] for draw in draws
-    ]
+    moved = [[torch.linalg.vector_norm((a - b).detach()) for a, b in zip(one, expected, strict=True)] for one in draws]
     return expected, [roundings * max(of_one) for of_one in zip(*moved, strict=True)]
 
 

@@ -49,10 +49,8 @@ class Mutant:
     def source(self) -> str:
         """The file's text with the mistake in it."""
         text = (ROOT / self.file).read_text()
-        if text.count(self.find) != 1:
-            raise ValueError(
-                f"{self.family}: {self.name!r}: `find` occurs {text.count(self.find)} times in {self.file}"
-            )
+        if (count := text.count(self.find)) != 1:
+            raise ValueError(f"{self.family}: {self.name!r}: `find` occurs {count} times in {self.file}")
         return text.replace(self.find, self.replace)
 
     def code(self) -> str:

@@ -182,10 +182,7 @@ FILES = {
     "samples are gone": (samples(os.unlink), "its samples: cannot be read"),
     "samples are not compressed": (samples(instead(b"{}")), "its samples: not compressed"),
     "samples are torn": (samples(cut(0.5)), "its samples: torn"),
-    "samples are without end": (
-        samples(lambda path: instead(without_end())(path)),
-        "its samples: torn, or larger than",
-    ),
+    "samples are without end": (samples(lambda path: instead(without_end())(path)), "its samples: torn, or larger"),
     "samples are others": (samples(instead(lzma.compress(b"{}"))), "its samples are not those"),
     "samples are no object": (other_samples(b"[1]"), "not a JSON object"),
     "samples are of other measurements": (other_samples(b'{"tokens": {"a": [1]}}'), "its samples are of other"),
@@ -219,11 +216,8 @@ FIELDS = {
     "config.batch_size": (None, -1),
     "config.causal": (1,),
 }
-UNREADABLE = FILES | {
-    f"{path}={value!r:.50}": (with_value(path, value), path.split(".")[0])
-    for path, values in FIELDS.items()
-    for value in values
-}
+VALUES = [(path, value) for path, values in FIELDS.items() for value in values]
+UNREADABLE = FILES | {f"{path}={value!r:.50}": (with_value(path, value), path.split(".")[0]) for path, value in VALUES}
 
 
 def spoil(store, kind):
@@ -390,11 +384,9 @@ EXPECTED_BY_NOBODY = {
 def extreme():
     """Records of values that nobody expects, by their kind."""
     rng, sources = np.random.default_rng(4), one_of_each(4)
-    records = {
-        kind: having(sources[name], *changes)
-        for name, kinds in EXPECTED_BY_NOBODY.items()
-        for kind, changes in kinds.items()
-    }
+    records = {}
+    for name, kinds in EXPECTED_BY_NOBODY.items():
+        records |= {kind: having(sources[name], *changes) for kind, changes in kinds.items()}
     records |= {
         "longest": made.latency("flash", 2**40, rng, batch_size=1),
         "one token": made.latency("flash", 1, rng, batch_size=1),

@@ -59,12 +59,8 @@ class Page:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the rows of the tests that were run whole; a run of all of them leaves no other."""
         config = session.config
-        if (
-            self.reports
-            and config.option.markexpr == "faults"
-            and not config.option.keyword
-            and "[" not in "".join(config.args)
-        ):
+        are_whole = not config.option.keyword and "[" not in "".join(config.args)
+        if self.reports and config.option.markexpr == "faults" and are_whole:
             everything = config.args_source == pytest.Config.ArgsSource.TESTPATHS
             rows = ({} if everything else rows_of(PAGE)) | dict(_rows(self.reports))
             lines = (f"| {row} | `{test}` |\n" for test, row in sorted(rows.items()))

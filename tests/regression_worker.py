@@ -21,10 +21,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 def call_of(case: dict[str, Any]) -> Callable[[], Any]:
     """What is timed of a case: one call, on inputs that are the same in every process."""
     seq_len = case["seq_len"]
-    attention = attention_zoo.create(
-        case["mechanism"], head_dim=HEAD_DIM, num_heads=HEADS, causal=case["causal"], max_seq_len=seq_len
-    )
-    attention = attention.to(DEVICE).eval()
+    shape = {"head_dim": HEAD_DIM, "num_heads": HEADS, "max_seq_len": seq_len}
+    attention = attention_zoo.create(case["mechanism"], causal=case["causal"], **shape).to(DEVICE).eval()
     generator = torch.Generator().manual_seed(0)
     shape = (1, HEADS, seq_len, HEAD_DIM)
     *inputs, gradient = (torch.randn(shape, generator=generator).to(DEVICE) for _ in range(4))

@@ -18,9 +18,7 @@ LAYERS = {"bag_of_tokens": 0, "convolution": 3}
 ACCURACIES = {"flash": 0.8, SKEINFORMER: 0.78, "local": 0.7, "bag_of_tokens": 0.6, "convolution": 0.65}
 
 
-def cell(
-    label, seed, accuracy, *, task="text", n=256, given=None, training=(), model=(), mask=None, busy=0.01, **sizes
-):
+def cell(label, seed, accuracy, task="text", n=256, given=None, training=(), model=(), mask=None, busy=0.01, **sizes):
     """A run of training whose test accuracy is `accuracy`, but for what seed, group of examples and both add to it.
 
     Args:

@@ -205,13 +205,9 @@ def decode(label, seq_len, rng, status="ok", **changes):
     bench = {"name": "decode", "steps": 16, "min_sample_ms": 20.0, "memory_limit": None}
     cell = config(label, bench, seq_len, batch_size=1, **changes)
     cached = label in ("softmax", "flash", "polynomial_p4")
-    measured = {
-        **TIMING,
-        "samples": noisy(rng, 1e5 + (20 * seq_len if cached else 2e5)),
-        **{"steps": 16, "context": seq_len, "batch_size": 1},
-        "state_bytes": 12 * 65 * 4 * (2 * seq_len if cached else 1024),
-        "error": 1e-6,
-    }
+    measured = {**TIMING, "samples": noisy(rng, 1e5 + (20 * seq_len if cached else 2e5))}
+    measured |= {"steps": 16, "context": seq_len, "batch_size": 1, "error": 1e-6}
+    measured |= {"state_bytes": 12 * 65 * 4 * (2 * seq_len if cached else 1024)}
     return record(cell, measured, status)
 
 
@@ -291,13 +287,8 @@ def training_cell(label, bench, seq_len, task, layers=2, batch_size=64, settings
     """The config of a cell whose model learns a task, as the suite resolves it."""
     cell = config(label, bench, seq_len, batch_size=batch_size, causal=task != "reversal", **changes)
     model = {"name": "encoder" if task == "reversal" else "transformer", "layers": layers}
-    return {
-        **cell,
-        "inputs": {"name": task},
-        "model": model,
-        "task": {"name": task, **TASKS[task], **(settings or {})},
-        "training": {"steps": 1000, "learning_rate": 1e-3, "schedule": "linear", "accumulate": 1},
-    }
+    cell |= {"inputs": {"name": task}, "model": model, "task": {"name": task, **TASKS[task], **(settings or {})}}
+    return cell | {"training": {"steps": 1000, "learning_rate": 1e-3, "schedule": "linear", "accumulate": 1}}
 
 
 def train_step(label, seq_len, rng, status="ok", task="language_modelling", tokens=8192, **changes):

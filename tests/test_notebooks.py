@@ -97,12 +97,8 @@ def test_a_page_shows_every_picture_table_and_word(path):
 
 
 def test_a_cell_that_measures_keeps_what_it_showed_until_its_code_changes():
-    old = nbformat.v4.new_notebook(
-        cells=[
-            nbformat.v4.new_code_cell("time()", metadata={"tags": [MEASURED]}),
-            nbformat.v4.new_code_cell("figure()"),
-        ]
-    )
+    measured = nbformat.v4.new_code_cell("time()", metadata={"tags": [MEASURED]})
+    old = nbformat.v4.new_notebook(cells=[measured, nbformat.v4.new_code_cell("figure()")])
     for number, cell in enumerate(old.cells):
         cell.outputs = [nbformat.v4.new_output("stream", text=f"old {number}")]
     new = copy.deepcopy(old)

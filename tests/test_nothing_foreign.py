@@ -161,11 +161,8 @@ def test_a_folder_of_somebody_elses_stays_as_it_is(kind, tmp_path, results, else
     assert "Traceback" not in capsys.readouterr().err
 
 
-PLACES = {
-    "": ("sweep", "locks"),
-    "file": (),
-    **dict.fromkeys(("ours/records", "ours/sweeps/new", "ours/training/mine/new"), ("locks",)),
-}
+INSIDE = ("ours/records", "ours/sweeps/new", "ours/training/mine/new")
+PLACES = {"": ("sweep", "locks"), "file": (), **dict.fromkeys(INSIDE, ("locks",))}
 
 
 @pytest.mark.parametrize(("place", "others"), PLACES.items())
@@ -217,13 +214,8 @@ def test_among_results_of_the_suite_what_is_not_of_its_form_stays(kind, results,
         if name.partition("/")[0] in (*own.FOLDERS, "notes.txt", "figures", "tables") and CELL not in name
     ]
     if kind != "file":
-        names += [
-            f"locks/{CELL}.lock",
-            f"scratch/{CELL}",
-            f"records/.{RECORD}.1.tmp",
-            f"samples/{RECORD}",
-            "index.json",
-        ]
+        names += [f"locks/{CELL}.lock", f"scratch/{CELL}", f"records/.{RECORD}.1.tmp", f"samples/{RECORD}"]
+        names.append("index.json")
     for name in names:
         leave(results / name, kind, elsewhere)
     kept = [elsewhere, *(results / name for name in names)]

@@ -121,20 +121,19 @@ def test_a_process_that_dies_is_a_reason_and_the_next_case_has_a_new_one(tmp_pat
         assert tree.time(Case("flash", 64), 1) > 0
 
 
-def git_is_here():
-    return subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True).returncode == 0
+HAS_GIT = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True).returncode == 0
 
 
 @pytest.mark.commands
-@pytest.mark.skipif(not git_is_here(), reason="needs the repository")
+@pytest.mark.skipif(not HAS_GIT, reason="needs the repository")
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_leaves_neither_processes_nor_folders(number, code, tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-u", "-P", str(SCRIPT), "HEAD", "softmax"]  # as the Makefile does
     running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout.readline().startswith("this tree against HEAD")
-    deadline = time.monotonic() + 60
-    while not (children := children_of(running.pid)) and time.monotonic() < deadline:
+    deadline, started = time.monotonic() + 60, Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    while not (children := started.read_text().split()) and time.monotonic() < deadline:
         time.sleep(0.05)
     running.send_signal(number)
     _, error = running.communicate(timeout=60)
@@ -144,7 +143,3 @@ def test_an_interruption_leaves_neither_processes_nor_folders(number, code, tmp_
     while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert children and not any(Path(f"/proc/{child}").exists() for child in children)
-
-
-def children_of(pid):
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -21,10 +21,9 @@ def marked(page):
 
 def printed(line, out):
     """Whether a line was printed, whatever stands where the page has `…`; columns may be wider or narrower."""
-    narrow = [re.sub(r"(?<=[ -])[ -]+", "", text) for text in (line, out)]
-    return (
-        re.search(".*".join(re.escape(part.strip(" ")) + " *" for part in narrow[0].split("…")), narrow[1]) is not None
-    )
+    line, out = (re.sub(r"(?<=[ -])[ -]+", "", text) for text in (line, out))
+    pattern = ".*".join(re.escape(part.strip(" ")) + " *" for part in line.split("…"))
+    return re.search(pattern, out) is not None
 
 
 def blocks(page, language):
@@ -38,12 +37,9 @@ def test_a_tutorial_runs_from_top_to_bottom(tmp_path, page):
         (tmp_path / name).write_text(text)
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": search, "PYTHONPATH": str(ROOT)}
-    programs = [
-        ["bash", "-e", "-c", "\n".join(blocks(page, "sh"))],
-        [sys.executable, "-c", "\n".join(blocks(page, "python"))],
-    ]
+    commands, code = ("\n".join(blocks(page, language)) for language in ("sh", "python"))
     out = ""
-    for program in programs:
+    for program in (["bash", "-e", "-c", commands], [sys.executable, "-c", code]):
         ran = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
         out += ran.stdout

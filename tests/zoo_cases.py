@@ -50,9 +50,5 @@ def takes_causal(name):
 
 
 NAMES = [name for name in attention_zoo.list_attentions() if runs_here(name)]
-CASES = [
-    (name, causal)
-    for name in NAMES
-    for causal in (False, True)
-    if (takes_causal(name) if causal else attention_zoo.info(name).bidirectional)
-]
+CASES = [(name, causal) for name in NAMES for causal in (False, True)
+         if (takes_causal(name) if causal else attention_zoo.info(name).bidirectional)]  # fmt: skip

@@ -50,11 +50,9 @@ def test_the_table_has_the_numbers_of_the_records(rng):
 
 
 def test_the_figure_has_a_panel_for_keys_and_head_dim_points_bounds_and_a_word_of_those_without_a_pair(rng):
-    records = [
-        capacity(label, h, pairs, rng, keys=keys)
-        for label, pairs in (("performer", 12), ("softmax", 9e9), ("identity", 0))
-        for h, keys in itertools.product((32, 64), ("gaussian", "orthonormal"))
-    ]
+    known = {"performer": 12, "softmax": 9e9, "identity": 0}
+    every = itertools.product(known.items(), (32, 64), ("gaussian", "orthonormal"))
+    records = [capacity(label, h, pairs, rng, keys=keys) for (label, pairs), h, keys in every]
     figure = drawn.figure(tidy(records))
     assert set(panels(figure)) == {f"{keys} keys, h = {h}" for keys in ("gaussian", "orthonormal") for h in (32, 64)}
     panel = panels(figure)["gaussian keys, h = 32"]

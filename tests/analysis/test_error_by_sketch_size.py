@@ -1,5 +1,7 @@
 """The figure of Theorem 1.1 and its exponents show the records' numbers."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from drawn import caption, changed, gaps, legend, marked
@@ -20,13 +22,8 @@ def line(figure, panel, colour, marker):
 
 @pytest.fixture
 def records(rng):
-    return [
-        sketch_error(sketch, degree, r, rng, weights, exponent=-0.5 if sketch == "gaussian" else -1)
-        for sketch in ("gaussian", "srht")
-        for degree in (4, 8)
-        for r in SIZES
-        for weights in (None, "pretrained")
-    ]
+    every = product({"gaussian": -0.5, "srht": -1}.items(), (4, 8), SIZES, (None, "pretrained"))
+    return [sketch_error(name, degree, r, rng, weights, exponent=power) for (name, power), degree, r, weights in every]
 
 
 def test_lines_bars_and_theory_are_those_of_the_records(records):

@@ -23,12 +23,8 @@ LM = {"task": "language_modelling"}
 
 
 def language_models(rng, **changes):
-    return [
-        train(label, n, seed, rng, final=loss * (1 + seed / 10), **LM | changes)
-        for label, loss in (("softmax", 1.4), ("performer", 1.6))
-        for n in (64, 128)
-        for seed in (0, 1, 2)
-    ]
+    runs = product({"softmax": 1.4, "performer": 1.6}.items(), (64, 128), range(3))
+    return [train(name, n, seed, rng, final=loss * (1 + seed / 10), **LM | changes) for (name, loss), n, seed in runs]
 
 
 def test_models_of_two_cpus_compare_and_their_times_do_not(rng):
