@@ -131,6 +131,16 @@ def algorithm_2(x, state, r):
     return np.sqrt(r) * np.tanh(network("sketch.networks.0") * network("sketch.networks.1") / np.sqrt(r))
 
 
+def decode(attention, inputs, state, start=0, padding=None):
+    """The outputs of steps from position `start` on, side by side; a mask is given where a token is padding."""
+    outs = []
+    for position in range(start, inputs[0].shape[2]):
+        mask = None if padding is None else padding[:, position, None]
+        mask = mask if mask is not None and mask.any() else None
+        outs.append(attention.step(*(x[:, :, position, None] for x in inputs), state, mask)[0])
+    return torch.cat(outs, 2)
+
+
 def steps_after(prompt, attention, given, mask):
     """Of the tokens one by one after a prompt with this mask: position, output and the row of softmax that it is."""
     padding = None if mask is None else torch.nn.functional.pad(mask, (0, given[0].shape[2] - prompt))

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from small import LargestTensor, maker, moved, sized
+from small import LargestTensor, decode, maker, moved, sized
 from small import assert_close as assert_equal
 
 import attention_zoo
@@ -114,17 +114,6 @@ def cut(inputs, *ends):
 
 def fresh(attention, batch=3):
     return attention.init_state(batch, dtype=torch.float64)
-
-
-def decode(attention, inputs, state, start=0, padding=None):
-    """The outputs of steps from position `start` on, side by side; a mask is given where a token is padding."""
-    outs = []
-    for position in range(start, inputs[0].shape[2]):
-        mask = None if padding is None else padding[:, position, None]
-        mask = mask if mask is not None and mask.any() else None
-        out, state = attention.step(*cut(inputs, position, position + 1), state, mask)
-        outs.append(out)
-    return torch.cat(outs, 2)
 
 
 # --- It is the same function ------------------------------------------------------------------------

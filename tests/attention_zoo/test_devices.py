@@ -9,7 +9,7 @@ import traceback
 import pytest
 import torch
 from closeness import assert_within, elsewhere
-from small import gradients, sized
+from small import decode, gradients, sized
 from small import padding_mask as padding_of_length
 from zoo_cases import VARIANTS, marks_of, runs_here, takes_causal, variant
 
@@ -139,11 +139,7 @@ def decoded(attention, given, mask):
     """A prompt of all tokens but three, then one by one."""
     prompt = LENGTH - 3
     out, state = attention.prefill(*(x[:, :, :prompt] for x in given), None if mask is None else mask[:, :prompt])
-    outs = [out]
-    for at in range(prompt, LENGTH):
-        out, state = attention.step(*(x[:, :, at : at + 1] for x in given), state)
-        outs.append(out)
-    return torch.cat(outs, 2)
+    return torch.cat([out, decode(attention, given, state, prompt)], 2)
 
 
 def relative_error(attention, actual, expected):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from closeness import assert_within
 from operations import HAS_GPU, Called
-from small import moved
+from small import decode, moved
 
 import attention_zoo
 from attention_zoo import UnsupportedError
@@ -78,12 +78,6 @@ def tokens(head_dim, device, length=LENGTH, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(3, BATCH, HEADS, length, head_dim, generator=generator)
     return [x.to(device, dtype) for x in (*drawn[:2], drawn[2] + 0.5)]
-
-
-def decode(attention, inputs, state, start=0):
-    """The outputs of steps from position `start` on, side by side."""
-    rows = range(start, inputs[0].shape[2])
-    return torch.cat([attention.step(*(x[:, :, at : at + 1] for x in inputs), state)[0] for at in rows], 2)
 
 
 def error(actual, expected):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from closeness import assert_near, of_float32
 from operations import DEVICE, HAS_GPU, drawn, with_gradients
+from small import decode
 
 import attention_zoo
 from attention_zoo import ops
@@ -80,9 +81,7 @@ def tokens(head_dim, dtype, length):
 
 
 def decoded(attention, tensors):
-    state = attention.init_state(BATCH, device=tensors[0].device, dtype=tensors[0].dtype)
-    rows = [attention.step(*(x[:, :, at : at + 1] for x in tensors), state)[0] for at in range(DECODED)]
-    return torch.cat(rows, 2)
+    return decode(attention, tensors, attention.init_state(BATCH, device=DEVICE, dtype=tensors[0].dtype))
 
 
 # --- On a GPU ---------------------------------------------------------------------------------------
