@@ -5,32 +5,19 @@ import pytest
 import torch
 from closeness import assert_near, assert_within
 from operations import softmax as with_all_scores
+from small import padding_mask, sized
 
 from attention_zoo.ops import fused_softmax
 from attention_zoo.ops.fused_softmax import HIDDEN, attend, attend_with_column_norms, hidden_by, is_blind, merge
 
 BATCH, HEADS, H = 3, 2, 12
 LENGTHS = [(1, 1), (1, 7), (37, 37), (70, 515), (515, 3)]
-
-
-def qkv(queries, keys, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    sizes = (queries, keys, keys)
-    return [torch.randn(BATCH, HEADS, n, H, generator=generator, dtype=torch.float64).to(dtype) for n in sizes]
-
-
-def padding(keys):
-    """Scattered, at the end, and all."""
-    mask = torch.zeros(BATCH, keys, dtype=torch.bool)
-    mask[0, ::3] = True
-    mask[1, keys // 2 + 1 :] = True
-    mask[2] = True
-    return mask
+qkv = sized(H, HEADS, H, BATCH)
 
 
 def masks(queries, keys):
     yield None
-    yield hidden_by(padding(keys))
+    yield hidden_by(padding_mask(keys))
     yield torch.rand(1, HEADS, queries, keys, generator=torch.Generator().manual_seed(3)) < 0.4
 
 
@@ -68,8 +55,8 @@ def test_the_gradient_of_the_log_sum_exp_alone():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_in_less_precision(dtype):
-    tensors = qkv(70, 130, dtype)
-    hidden = hidden_by(padding(130))
+    tensors = qkv(70, 130, dtype=dtype)
+    hidden = hidden_by(padding_mask(130))
     actual = with_gradients(lambda *x: attend(*x, scale=0.3, hidden=hidden), tensors)
     expected = with_gradients(lambda *x: with_all_scores(*x, scale=0.3, hidden=hidden), [x.double() for x in tensors])
     assert actual[0].dtype == dtype and actual[1].dtype == torch.float32
@@ -86,7 +73,7 @@ every_function = pytest.mark.parametrize(
 
 @every_function
 def test_large_scores_do_not_overflow(function):
-    query, key, value = qkv(6, 9, torch.float32)
+    query, key, value = qkv(6, 9, dtype=torch.float32)
     out, lse, _ = function(1e5 * query, 1e5 * key, value, scale=1.0)
     scores = query @ key.mT
     best = scores.argmax(-1, keepdim=True)
@@ -111,7 +98,7 @@ def test_a_hidden_key_is_below_any_score(function):
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_results_over_disjoint_keys_merge(parts):
     query, key, value = qkv(13, 40)
-    hidden = hidden_by(padding(40))
+    hidden = hidden_by(padding_mask(40))
 
     def merged(query, key, value):
         pieces = zip(
@@ -131,7 +118,7 @@ def test_results_over_disjoint_keys_merge(parts):
 def test_column_norms_are_those_of_the_weights(entries, padded, monkeypatch):
     monkeypatch.setattr(fused_softmax, "ENTRIES", entries)
     query, key, value = qkv(10, 17)
-    hidden = hidden_by(padding(17)) if padded else None
+    hidden = hidden_by(padding_mask(17)) if padded else None
     found = []
 
     def function(*tensors):
@@ -150,7 +137,7 @@ def test_column_norms_are_those_of_the_weights(entries, padded, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_column_norms_in_less_precision(dtype):
-    tensors = qkv(70, 130, dtype)
+    tensors = qkv(70, 130, dtype=dtype)
     (_, lse, _), norms = attend_with_column_norms(*tensors, scale=0.3)
     (_, expected_lse, _), expected = attend_with_column_norms(*(x.double() for x in tensors), scale=0.3)
     assert lse.dtype == norms.dtype == torch.float32
@@ -159,14 +146,14 @@ def test_column_norms_in_less_precision(dtype):
 
 def test_column_norms_of_other_devices_are_the_same():
     query, key, value = qkv(10, 17)
-    hidden = hidden_by(padding(17))
+    hidden = hidden_by(padding_mask(17))
     attended, norms = attend_with_column_norms(query, key, value, scale=0.3, hidden=hidden)
     other = fused_softmax._norms(query, key, fused_softmax._bias(hidden, query, 17), attended.lse, 0.3)
     assert_equal([other[:2]], [norms[:2]])  # padding only has none
 
 
 def test_autocast_casts_as_pytorch_does():
-    query, key, value = qkv(20, 20, torch.float32)
+    query, key, value = qkv(20, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = attend(query.bfloat16(), key, value, scale=0.3).out
         expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=0.3)

@@ -4,7 +4,8 @@ import closeness
 import pytest
 import torch
 from operations import softmax as with_all_scores
-from test_fused_softmax import HEADS, masks, padding, qkv, with_gradients
+from small import padding_mask
+from test_fused_softmax import HEADS, masks, qkv, with_gradients
 
 from attention_zoo.ops.fused_softmax import HIDDEN, attend, hidden_by, is_blind
 from attention_zoo.skeinformer import geometric_mean, merge
@@ -27,7 +28,7 @@ def assert_near(actual, expected, dtype):
 @pytest.mark.parametrize("h", [8, 12, 248, 256])
 def test_output_log_sum_exp_and_gradients_are_those_of_float64(h, dtype):
     for queries, keys in ((13, 37), (21, 21)):
-        tensors = [x.repeat_interleave(-(-h // 12), -1)[..., :h] for x in qkv(queries, keys, dtype)]
+        tensors = [x.repeat_interleave(-(-h // 12), -1)[..., :h] for x in qkv(queries, keys, dtype=dtype)]
         for hidden in masks(queries, keys):
             scale = 0.3 * 12 / h
             there = None if hidden is None else hidden.to(DEVICE)
@@ -56,8 +57,8 @@ def laid_out():
 
 @pytest.mark.parametrize("layout", laid_out().values(), ids=laid_out())
 def test_every_layout_is_taken(layout):
-    tensors = [x[..., :8].contiguous() for x in qkv(13, 37, torch.bfloat16)]
-    hidden = hidden_by(padding(37))
+    tensors = [x[..., :8].contiguous() for x in qkv(13, 37, dtype=torch.bfloat16)]
+    hidden = hidden_by(padding_mask(37))
     for mask in (None, hidden):
         out = attend(
             *(layout(x.to(DEVICE)) for x in tensors), scale=0.3, hidden=None if mask is None else mask.to(DEVICE)
@@ -69,7 +70,7 @@ def test_every_layout_is_taken(layout):
 
 @every_dtype
 def test_rows_that_see_nothing_are_zeros_and_have_no_gradient(dtype):
-    tensors = [x.to(DEVICE).requires_grad_() for x in qkv(5, 9, dtype)]
+    tensors = [x.to(DEVICE).requires_grad_() for x in qkv(5, 9, dtype=dtype)]
     mask = torch.zeros(len(tensors[0]), 1, 5, 9, dtype=torch.bool)
     mask[1, :, 2] = True
     out, lse, _ = attend(*tensors, scale=0.3, hidden=mask.to(DEVICE))
@@ -85,7 +86,7 @@ def test_rows_that_see_nothing_are_zeros_and_have_no_gradient(dtype):
 @pytest.mark.parametrize("zero", [True, False], ids=["equal scores", "random scores"])
 def test_a_count_is_exact_in_bfloat16(count, zero, device):
     """The logarithm of 20,011 in bfloat16 would make the weight of as many keys 3 % smaller."""
-    query, keys, values = (x[:1, :1].to(device) for x in qkv(7, 5, torch.bfloat16))
+    query, keys, values = (x[:1, :1].to(device) for x in qkv(7, 5, dtype=torch.bfloat16))
     if zero:
         keys = torch.zeros_like(keys)
     value = torch.zeros(1, 1, count, 12, dtype=torch.bfloat16, device=device)  # all that is left is what the few weigh
