@@ -89,23 +89,12 @@ def use_tiles(monkeypatch, module, bits):
 # --- Formulas -------------------------------------------------------------------------------------
 
 
-def feature_product(
-    left,
-    right,
-    value,
-    query=None,
-    key=None,
-    log_scale=None,
-    *,
-    ones=(1.0, 1.0),
-    bias,
-    causal,
-    degree,
-    block_size=None,
-    local_degree=1,
+def product_weights(
+    left, right, query=None, key=None, log_scale=None, *, ones=1.0, causal, degree, block_size=None, local_degree=1
 ):
-    (of_weights, of_totals), terms = ones, (left.abs() @ right.abs().mT) ** degree
-    weights = (left @ right.mT) ** degree + (of_weights - 1) * terms.detach()
+    """The n x n weights; exact ones inside blocks where there are a query and a key."""
+    terms = (left.abs() @ right.abs().mT) ** degree
+    weights = (left @ right.mT) ** degree + (ones - 1) * terms.detach()
     if query is not None:
         block = torch.arange(left.shape[2], device=left.device) // block_size
         weights = torch.where(block[:, None] == block, (query @ key.mT) ** local_degree, weights)
@@ -114,7 +103,11 @@ def feature_product(
         exponent = log_scale[:, :, None] - running[..., None]
         # With the slope of an exponent of zero, which of `clamp` is torch's choice.
         weights = weights * torch.where(exponent > 0, 0, exponent).exp()
-    weights = weights.tril() if causal else weights
+    return weights.tril() if causal else weights
+
+
+def feature_product(left, right, value, *others, ones=(1.0, 1.0), bias, **given):
+    weights, of_totals = product_weights(left, right, *others, ones=ones[0], **given), ones[1]
     total = bias + weights.sum(-1, keepdim=True)
     total = of_totals * total + (1 - of_totals) * total.detach()
     return torch.where(total != 0, weights @ value / total.masked_fill(total == 0, 1), 0)

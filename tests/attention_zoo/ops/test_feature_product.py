@@ -1,13 +1,12 @@
 import pytest
 import torch
 from closeness import assert_near
+from operations import feature_product as by_formula
+from operations import product_weights
+from small import assert_close as assert_equal
 from torch.profiler import ProfilerActivity, profile
 
-from attention_zoo.ops.feature_product.reference import (
-    LocalInputs,
-    feature_product,
-    normalised_feature_product,
-)
+from attention_zoo.ops.feature_product.reference import LocalInputs, feature_product, normalised_feature_product
 
 BATCH, HEADS, N, R, H, K = 2, 2, 13, 3, 4, 5
 BLOCK_SIZES = range(1, N + 4)  # one row, sizes that do not divide 13, the whole, and more than there is
@@ -31,15 +30,9 @@ def causal_inputs(n=N, dtype=torch.float64):
 
 def dense(left, right, value, causal, degree, block_size=1, local=None, log_scale=None):
     """The definition, with the whole matrix."""
-    weights = (left @ right.mT) ** degree
-    if local is not None:
-        exact = (local.query @ local.key.mT) ** local.degree
-        block = torch.arange(left.shape[2]) // block_size
-        weights = torch.where(block[:, None] == block, exact, weights)
-    if log_scale is not None:
-        running = torch.stack([log_scale[..., : i + 1].amax(-1) for i in range(left.shape[2])], -1).detach()
-        weights = weights * (log_scale[..., None, :] - running[..., :, None]).exp()
-    return (weights.tril() if causal else weights).to(value.dtype) @ value
+    *exact, local_degree = local or (None, None, 1)
+    given = {"causal": causal, "degree": degree, "block_size": block_size, "local_degree": local_degree}
+    return product_weights(left, right, *exact, log_scale, **given).to(value.dtype) @ value
 
 
 def both(given, block_size, degree, is_local, is_scaled, local_degree=4):
@@ -47,12 +40,6 @@ def both(given, block_size, degree, is_local, is_scaled, local_degree=4):
     local, scale = LocalInputs(query, key, local_degree) if is_local else None, log_scale if is_scaled else None
     settings = {"causal": True, "degree": degree, "block_size": block_size, "local": local, "log_scale": scale}
     return feature_product(left, right, value, **settings), dense(left, right, value, **settings)
-
-
-def assert_equal(actual, expected, tolerance=1e-10):
-    """The two orders of summation differ by float64 rounding, 1e-16 of the largest entry times the terms."""
-    scale = expected.detach().abs().max().clamp_min(1)
-    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance)
 
 
 @every_degree
@@ -107,10 +94,7 @@ def test_non_causal_equals_the_dense_definition_with_gradients(degree, keys):
 def test_normalised_product_divides_by_the_bias_and_the_weights(bias, causal, degree):
     left, right, value = (x.abs() for x in causal_inputs()[:3])
     left[:, :, 4] = 0  # no weight at all: zeros, whatever the bias
-    weights = (left @ right.mT) ** degree
-    weights = weights.tril() if causal else weights
-    total = bias + weights.sum(-1, keepdim=True)
-    expected = torch.where(total == 0, 0, weights @ value / total)
+    expected = by_formula(left, right, value, bias=bias, causal=causal, degree=degree)
     settings = {"causal": causal, "degree": degree, "block_size": 5}
     given = [x.requires_grad_() for x in (left, right, value)]
     out = normalised_feature_product(*given, bias=bias, **settings)
