@@ -13,7 +13,7 @@ from attention_zoo.info import AttentionInfo
 from attention_zoo.ops import launching
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import FeatureSums
-from attention_zoo.ops.draws import gaussian_matrix, integers, orthogonal_features
+from attention_zoo.ops.draws import integers, normal, orthogonal_features
 from attention_zoo.ops.feature_product.blocks import Features, Pull
 from attention_zoo.ops.feature_product.tiles import padded
 from attention_zoo.ops.gradients import in_a_backward_pass
@@ -104,9 +104,10 @@ class Performer(FeatureMapAttention):
         if number:
             seeds = integers(2**63 - 1, (number,), generator)
             generator.manual_seed(int(seeds[-1]))
-        draw = orthogonal_features if self.orthogonal else gaussian_matrix
+        size = self.num_features, self.head_dim
+        drawn = orthogonal_features(*size, generator) if self.orthogonal else normal(size, generator)
         # Not in place: the backward pass of an earlier forward may still need the old projection.
-        self.projection = draw(self.num_features, self.head_dim, generator).to(self.projection)
+        self.projection = drawn.to(self.projection)
 
     def _redraw_if_due(self) -> None:
         """In training mode, draw a new projection if it is due."""

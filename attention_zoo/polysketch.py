@@ -16,7 +16,7 @@ from attention_zoo.info import AttentionInfo, UnsupportedError
 from attention_zoo.ops import launching
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import BlockState, FeatureSums, KeyValueCache
-from attention_zoo.ops.draws import gaussian_matrix, sampled_hadamard
+from attention_zoo.ops.draws import normal, sampled_hadamard
 from attention_zoo.ops.feature_product.blocks import AS_THEY_ARE, Features
 from attention_zoo.ops.feature_product.choice import is_quadratic
 from attention_zoo.ops.feature_product.reference import LocalInputs
@@ -75,7 +75,7 @@ class RandomSketch(Sketch):
 
     def _matrix(self, generator: torch.Generator) -> Tensor:
         if self.kind == "gaussian":
-            return gaussian_matrix(self.width, self.sketch_size, generator)
+            return normal((self.width, self.sketch_size), generator)
         mixed = sampled_hadamard(self.sketch_size, self.sketch_size, generator)
         if self.children_sketches:
             return mixed

@@ -24,11 +24,6 @@ def integers(below: int, shape: Sequence[int], generator: torch.Generator) -> Te
     return torch.randint(below, shape, generator=generator, device=generator.device)
 
 
-def gaussian_matrix(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """iid N(0, 1), `(rows, columns)`."""
-    return normal((rows, columns), generator)
-
-
 def hadamard(size: int) -> Tensor:
     """The +-1 Walsh-Hadamard matrix of order `size`, a power of two."""
     matrix = torch.ones(1, 1, dtype=torch.float32, device="cpu")
