@@ -11,13 +11,10 @@ from attention_zoo.base import Rows
 from attention_zoo.checks import check_int
 from attention_zoo.dense import AttentionDropout
 from attention_zoo.info import AttentionInfo
-from attention_zoo.ops.fused_softmax import Attended, attend, is_blind, merge
+from attention_zoo.ops.fused_softmax import HIDDEN, Attended, attend, is_blind, merge
 from attention_zoo.ops.sampling import take_rows
 from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
-
-# Below any score, and finite: the sum of a row that sees nothing can be recognised, and no gradient is NaN.
-HIDDEN = -1e30
 
 
 @register
@@ -154,7 +151,7 @@ class Reformer(AttentionDropout, SampledAttention):
         scores = scores.masked_fill(hidden, HIDDEN)
         total = _unsort(scores.logsumexp(-1, keepdim=True), order).logsumexp(2)
         weights = (scores - _chunks(_sort(total, order), m)).exp().masked_fill(hidden, 0)
-        alone = total.squeeze(-1) < HIDDEN / 2
+        alone = is_blind(total.squeeze(-1))
         return weights.to(query.dtype), seen, alone if padding is None else alone & ~padding[:, None]
 
     def _test_blocks(self) -> tuple[int, int]:
