@@ -38,7 +38,6 @@ class FlexPolynomial(Polynomial):
         Polynomial.info,
         name="flex_polynomial",
         paper=f"{Polynomial.info.paper}; Dong et al. 2024 (FlexAttention)",
-        implementations=("reference", "fused"),
     )
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:

@@ -37,7 +37,6 @@ class RetentionPower(Polynomial):
         name="retention_power",
         paper="Buckman, Gelada, Zhang 2025 (Scaling Context Requires Rethinking Attention)",
         approximates=None,
-        exact=False,
         bidirectional=False,
         padding=False,
         cross=False,
