@@ -197,13 +197,7 @@ def intra_chunk_query_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def intra_chunk_key_kernel(
-    queries,  # descriptor (batch, heads, n, inner), by BLOCK_T rows and BLOCK_INNER columns
-    keys,  # the same, by BLOCK_N rows
-    values,  # descriptor (batch, heads, n, h), by BLOCK_N rows
-    grads,  # descriptor (batch, heads, n, h), by BLOCK_T rows
-    d_totals,  # (batch * heads, n)
-    running,  # (batch * heads, n), the largest log scale so far, or None
-    scales,  # (batch * heads, n), log scales of the keys, or None
+    queries, keys, values, grads, d_totals, running, scales,  # as in `intra_chunk_query_kernel`
     d_keys,  # (batch * heads, n, inner), or None
     d_values,  # (batch * heads, n, h), or None
     heads, seq_len, chunk_size,
