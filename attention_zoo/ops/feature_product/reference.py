@@ -51,7 +51,7 @@ def feature_product(
     value: Tensor,
     *,
     causal: bool,
-    block_size: int | None = None,
+    block_size: int,
     degree: int = 1,
     local: LocalInputs | None = None,
     log_scale: Tensor | None = None,
@@ -63,8 +63,7 @@ def feature_product(
         right: `(batch, heads, keys, r)` features of the keys.
         value: `(batch, heads, keys, k)`.
         causal: needs as many keys as queries.
-        block_size: rows that are computed together; without `local` it changes the speed, not the result. None is
-            `default_block_size`.
+        block_size: rows that are computed together; without `local` it changes the speed, not the result.
         degree: 1, or 2 for self-tensored features.
         local: exact weights for the diagonal blocks (causal only).
         log_scale: `(batch, heads, keys)` t, causal only: weights become `w_ij exp(t_j - T_i)` with the running
@@ -74,7 +73,6 @@ def feature_product(
     Returns:
         `(batch, heads, queries, k)` in the dtype of `value`, in float32 for a 16-bit `value`.
     """
-    block_size = block_size or default_block_size(left.device, causal=causal, degree=degree)
     local_query, local_key, local_degree = local or (None, None, 1)
     settings = causal, block_size, degree, local_degree
     tensors = left, right, value, local_query, local_key, log_scale
