@@ -80,10 +80,11 @@ class Called(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def use_tiles(monkeypatch, module, bits):
-    """Those of so many bits for all numbers: the larger ones, of 16 bits, take the interpreter less time."""
-    rows = tuple(row._replace(bits=None) for row in module.ROWS if row.bits in (None, bits))
-    monkeypatch.setattr(module, "ROWS", rows)
+def use_tiles(monkeypatch, bits, *modules):
+    """Without a GPU, those of so many bits for all numbers: the larger ones, of 16, take the interpreter less time."""
+    for module in () if HAS_GPU else modules:
+        rows = tuple(row._replace(bits=None) for row in module.ROWS if row.bits in (None, bits))
+        monkeypatch.setattr(module, "ROWS", rows)
 
 
 # --- Formulas -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import operations
 import pytest
 import torch
 from closeness import assert_near
-from operations import DEVICE, HAS_GPU, drawn, use_tiles
+from operations import DEVICE, drawn, use_tiles
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,9 +24,7 @@ HEADS, LENGTH = 2, 40
 def chosen(monkeypatch):
     """Kernels are chosen wherever tensors are; the tiles of 16 bits, which are larger, are interpreted sooner."""
     monkeypatch.setattr(launching, "is_gpu", lambda device: True)
-    if not HAS_GPU:
-        for table in (tiles, networks):
-            use_tiles(monkeypatch, table, 16)
+    use_tiles(monkeypatch, 16, tiles, networks)
 
 
 def qkv(length=LENGTH, head_dim=16, dtype=torch.float32, batch=2):

@@ -59,8 +59,7 @@ def with_gradients(function, tensors, **given):
 @pytest.fixture
 def few_tiles(monkeypatch):
     """Those of 16 bits, which are larger: the interpreter has room for them, and takes less time."""
-    if not HAS_GPU:
-        use_tiles(monkeypatch, tiles, 16)
+    use_tiles(monkeypatch, 16, tiles)
 
 
 few_tiles_do = pytest.mark.usefixtures("few_tiles")

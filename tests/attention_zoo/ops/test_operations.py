@@ -153,9 +153,7 @@ registered = pytest.mark.parametrize("operation", REGISTERED.values(), ids=REGIS
 
 @pytest.fixture(autouse=True)
 def large_tiles(monkeypatch):
-    if not HAS_GPU:
-        for module in (tiles, random_features, networks, polynomial):
-            use_tiles(monkeypatch, module, 16)
+    use_tiles(monkeypatch, 16, tiles, random_features, networks, polynomial)
 
 
 @every_operation

@@ -68,7 +68,7 @@ def use_tiles(monkeypatch, arch, bits):
     """Those that numbers of so many bits get on that architecture."""
     monkeypatch.setattr(launching, "architecture", lambda device: arch)
     monkeypatch.setattr(polynomial, "loads_tiles", lambda x: arch >= 90 and bits == 16)
-    operations.use_tiles(monkeypatch, polynomial, bits)
+    operations.use_tiles(monkeypatch, bits, polynomial)
 
 
 # --- What it computes -----------------------------------------------------------------------------

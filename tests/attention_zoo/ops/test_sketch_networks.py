@@ -4,7 +4,7 @@ import operations
 import pytest
 import torch
 from closeness import assert_near
-from operations import DEVICE, HAS_GPU, assert_equals_formula, use_tiles
+from operations import DEVICE, assert_equals_formula, use_tiles
 from operations import network_parameters as parameters
 
 from attention_zoo.ops import launching
@@ -19,9 +19,7 @@ BATCH, HEADS = 2, 3
 @pytest.fixture(autouse=True)
 def bits(request, monkeypatch):
     """The tiles of 16 bits, which are larger, take the interpreter less time."""
-    chosen = getattr(request, "param", 16)
-    if not HAS_GPU:
-        use_tiles(monkeypatch, networks, chosen)
+    use_tiles(monkeypatch, getattr(request, "param", 16), networks)
 
 
 def inputs(n, width, count=1, batch=BATCH, dtype=torch.float32):
