@@ -68,9 +68,18 @@ def padding_at(n, *positions):
 
 
 def assert_close(actual, expected, tolerance=1e-10):
-    """But for so much of the largest number, or of 1."""
-    scale = expected.detach().abs().max().clamp_min(1)
-    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance)
+    """But for so much of the largest number, or of 1; of one tensor, or of each of several."""
+    pairs = [(actual, expected)] if isinstance(actual, torch.Tensor) else zip(actual, expected, strict=True)
+    for one, other in pairs:
+        scale = other.detach().abs().max().clamp_min(1)
+        torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=tolerance)
+
+
+def unit_pair(cosine, h=8):
+    """Two unit vectors with this inner product and no zero entries, `(2, h)`."""
+    basis, _ = torch.linalg.qr(torch.randn(h, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64))
+    first, other = basis.T
+    return torch.stack([first, cosine * first + (1 - cosine**2) ** 0.5 * other])
 
 
 def assert_moments(samples, *moments):

@@ -129,8 +129,7 @@ def test_outputs_and_gradients_are_those_of_attention_matrix_times_value(name, c
     outputs = attention(query, key, value, mask), dense
     assert_close(name, *outputs)
     found, expected = (gradients(output, leaves) for output in outputs)
-    for pair in zip(found, expected, strict=True):
-        assert_close(name, *pair)
+    assert_close(name, found, expected)
     if padded:
         assert all((gradient.masked_select(mask[:, None, :, None]) == 0).all() for gradient in found[1:3])
         assert all((gradient[2] == 0).all() for gradient in found[:3])

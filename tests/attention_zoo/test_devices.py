@@ -70,9 +70,8 @@ def distinct_cases():
         name, given = small(label)
         if not runs_somewhere(name) or given.get("backend", "auto") != "auto":
             continue  # test_flash.py has the forced kernels
-        info = attention_zoo.info(name)
         for causal in (False, True):
-            if (takes_causal(name) or info.approximately_causal) if causal else info.bidirectional:
+            if takes_causal(name) if causal else attention_zoo.info(name).bidirectional:
                 cases.setdefault((name, causal, str(sorted(given.items(), key=str))), (label, causal))
     return list(cases.values())
 

@@ -234,5 +234,4 @@ def test_the_kernel_equals_the_reference(name, padded, dtype):
     expected_gradients = torch.autograd.grad(expected.square().sum(), exact)
     # Relative error of the whole tensor: float32 kernels may use TF32, which rounds at 2^-11, bfloat16 at 2^-9.
     tolerance = {torch.float32: 1e-2, torch.bfloat16: 5e-2}[dtype]
-    for one, other in zip((out, *gradients), (expected, *expected_gradients), strict=True):
-        assert_near(one, other, tolerance)
+    assert_near([out, *gradients], [expected, *expected_gradients], tolerance)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from small import H, assert_close, assert_moments, maker, padding_at, sized
+from small import H, assert_close, assert_moments, maker, padding_at, sized, unit_pair
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
@@ -10,12 +10,6 @@ from attention_zoo.ops.draws import orthogonal_features
 
 N, M = 13, 6
 qkv, make = sized(N), maker("performer", num_features=M)
-
-
-def unit_pair(cosine, h=8):
-    first, second = torch.zeros(2, h, dtype=torch.float64)
-    first[0], second[:2] = 1, torch.tensor([cosine, math.sqrt(1 - cosine**2)])
-    return first, second
 
 
 def alike(entry, h=8):
@@ -167,12 +161,10 @@ def test_a_resumed_training_redraws_at_the_same_forwards_and_a_resampled_one_fro
     torch.save(attention.state_dict(), tmp_path / "state.pt")
     resumed = make(redraw_interval=2, seed=2).train()
     resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    for actual, expected in zip(projections_of(resumed, 5), projections_of(attention, 5), strict=True):
-        assert torch.equal(actual, expected)
+    assert all(map(torch.equal, projections_of(resumed, 5), projections_of(attention, 5)))
     attention.resample(1)
     fresh = make(redraw_interval=2, seed=1).train()
-    for actual, expected in zip(projections_of(attention, 5), projections_of(fresh, 5), strict=True):
-        assert torch.equal(actual, expected)
+    assert all(map(torch.equal, projections_of(attention, 5), projections_of(fresh, 5)))
 
 
 def test_a_redraw_does_not_disturb_the_backward_pass_of_the_forward_before():
@@ -196,8 +188,7 @@ def test_what_a_checkpoint_computes_again_is_no_other_forward(interval, reentran
             out = attention(*given) if attention is plain else checkpoint(attention, *given, use_reentrant=reentrant)
             out.square().sum().backward()
             found.append([x.grad for x in given])
-        for one, other in zip(*found, strict=True):
-            torch.testing.assert_close(one, other)
+        torch.testing.assert_close(*found)
 
 
 def test_a_pytorch_that_does_not_say_where_a_checkpoint_computes_again_still_redraws(monkeypatch):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small import algorithm_2, assert_close, assert_moments, maker, moved, padding_at, sized
+from small import algorithm_2, assert_close, assert_moments, maker, moved, padding_at, sized, unit_pair
 
 from attention_zoo.ops import draws
 from attention_zoo.ops.draws import hadamard
@@ -35,13 +35,6 @@ def test_features_are_those_of_algorithm_1(sketch, degree):
     state = {name: tensor.numpy() for name, tensor in attention.state_dict().items()}
     expected = algorithm_1(math.sqrt(0.3) * x.numpy(), state, "sketch", degree // 2)
     np.testing.assert_allclose(attention.features(x), expected, rtol=1e-11, atol=1e-11)
-
-
-def unit_pair(cosine):
-    """Two unit vectors with this inner product and no zero entries, `(2, h)`."""
-    basis, _ = torch.linalg.qr(torch.randn(H, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64))
-    first, other = basis.T
-    return torch.stack([first, cosine * first + math.sqrt(1 - cosine**2) * other])
 
 
 def sketched_products(sketch, degree, r, pairs, draws):
