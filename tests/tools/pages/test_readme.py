@@ -42,8 +42,8 @@ def test_a_speed_at_another_length_stands_beside_a_loss_that_is_worse_than_witho
     steps = steps.assign(**{"speed low": 1.2, "speed high": 4.0, "timed": "interleaved"})
     monkeypatch.setattr(readme, "lengths", lambda frame, data: steps)
     said = readme.learned("performer", tidy(records))
-    assert " It made 1.50x (1.20 to 4.00) at n = 64 and 3.00x (1.20 to 4.00) at n = 128" in said
-    assert (" at n = 128, where it was worse than `identity`, as many" in said) == (loss == 2.8)
+    assert " made, beside softmax, 1.50x (1.20 to 4.00) as many at n = 64 and 3.00x (1.20 to 4.00) as many at" in said
+    assert (" At n = 128 it was worse than `identity`." in said) == (loss == 2.8)
 
 
 @pytest.mark.parametrize(("longer", "words"), [(1.6, "grows"), (1.9, "stays the same"), (1.96, "shrinks"), (2.2, None)])
