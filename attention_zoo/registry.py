@@ -36,7 +36,7 @@ def attention_class(name: str) -> type[Attention]:
         near = difflib.get_close_matches(str(name), _REGISTRY, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(list_attentions())}"
         if any(str(name).startswith(f"{known}_") for known in _REGISTRY):
-            hint += " Longer names are presets of the benchmark; docs/zoo.md has their hyperparameters"
+            hint += "; longer names are presets of the benchmark, docs/zoo.md has their hyperparameters"
         raise ValueError(f"attention={name!r}: unknown; {hint}")
     return _REGISTRY[name]
 
