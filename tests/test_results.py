@@ -77,10 +77,10 @@ def test_what_the_readme_says_is_made_from_the_records_whatever_stands_there():
     assert len(below.splitlines()) <= 150, "it is short below its first screen"
 
 
-def test_how_much_losses_still_move_is_what_docs_training_says():
+def test_how_much_losses_still_move_is_what_docs_quality_says():
     rows = trained_cells(readme.load(readme.QUALITY), ["language_modelling"])[0].query("metric == 'validation_loss'")
     means = {key: np.stack([*own]).mean(0) for key, own in rows.groupby(["attention", "seq_len"])["raw"]}
-    page = " ".join((RESULTS.parent / "docs" / "training.md").read_text().split())
+    page = " ".join((RESULTS.parent / "docs" / "quality.md").read_text().split())
     fall = [f"{before - last:.2f}" for *_, before, last in (means["flash", 512], means["local_sliding", 512])]
     behind = [[f"{one:.3f}" for one in means["linear", n] - means["identity", n]] for n in (512, 1024)]
     frame = with_settings(readme.load(readme.QUALITY), {"rate": ("training", "learning_rate")})
@@ -105,8 +105,8 @@ def test_how_much_losses_still_move_is_what_docs_training_says():
         assert f"from {before:.2f} to {after:.2f}" in page
 
 
-def test_another_cpu_changes_a_loss_as_docs_training_says():
-    page = " ".join((RESULTS.parent / "docs" / "training.md").read_text().split())
+def test_another_cpu_changes_a_loss_as_docs_quality_says():
+    page = " ".join((RESULTS.parent / "docs" / "quality.md").read_text().split())
     keys = ["attention", "seq_len", "seed", "settings"]
     losses = [
         frame.query("inputs == 'language_modelling' and metric == 'loss'").set_index(keys)["value"]
@@ -120,9 +120,9 @@ def test_another_cpu_changes_a_loss_as_docs_training_says():
         assert f"of `{name}` is {avx2:.3f} with AVX2 and {avx512:.3f} with AVX-512" in page
 
 
-def test_which_rates_count_and_which_verdicts_they_change_is_what_docs_training_says():
+def test_which_rates_count_and_which_verdicts_they_change_is_what_docs_quality_says():
     """Rates are chosen with the seeds that are compared: verdicts allow for those that are nearly as good."""
-    page = " ".join((RESULTS.parent / "docs" / "training.md").read_text().split())
+    page = " ".join((RESULTS.parent / "docs" / "quality.md").read_text().split())
     data, _ = trained_cells(readme.load(readme.QUALITY))
     cells = data[data["chosen_from"] > 1].drop_duplicates(["kind", "seq_len", "attention"])
     near = defaultdict(set)

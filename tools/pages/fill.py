@@ -11,7 +11,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from tools.pages import answers, gallery, mechanism, notebook_page, pathfinder, readings, search
+from tools.pages import answers, gallery, mechanism, notebook_page, pathfinder, quality, readings, search
 
 DOCS = Path(__file__).parents[2] / "docs"
 END = "<!-- /made -->"
@@ -31,6 +31,7 @@ MADE: dict[str, Callable[..., str]] = {
     "memory": answers.memory,
     "decoding": answers.decoding,
     "sentence": answers.sentence,
+    "quality": quality.made,
     "pathfinder": pathfinder.learned,
     "searched": search.tried,
     "rates": search.rates,

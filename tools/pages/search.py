@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.selection import series
 from analysis.tables import settings
 from analysis.training import over_seeds, trained_cells, with_settings
-from tools.pages import readings, readme, zoo
+from tools.pages import language, readings, zoo
 
 SOFTMAX, WINDOW = "flash", "local_sliding"
 TASKS_AT = {0.01: ("language_modelling",), 0.003: ("associative_recall", "fuzzy_recall", "image", "retrieval", "text")}
@@ -27,7 +27,9 @@ def tried() -> str:
     for one in settings.table(pair).to_dict("records"):
         change = one["setting"] if one["setting"] == settings.USUAL else f"`{one['setting']}`"
         losses = (f"{one[name]:.3f}" for name in ("softmax", "its loss"))
-        rows.append([change, *losses, readme.difference(one), str(one["seeds"]), f"{one['units']} {one['tested on']}"])
+        rows.append(
+            [change, *losses, language.difference(one), str(one["seeds"]), f"{one['units']} {one['tested on']}"]
+        )
     return zoo.table("setting | softmax | window of 64 | softmax minus window (nats) | seeds | tested on", rows)
 
 

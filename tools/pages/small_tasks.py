@@ -1,4 +1,4 @@
-"""README's part on recall, MAD's tasks and Long Range Arena: what is right, and what capacity says of recall."""
+"""What small models have right in recall, MAD's tasks and Long Range Arena, and what capacity says of recall."""
 
 import json
 import math
@@ -6,34 +6,55 @@ import math
 import pandas as pd
 
 from analysis import formats
-from analysis.attribution import ALONE, Worth, attributions
+from analysis.attribution import ALONE, attributions
 from analysis.controls import NO_ATTENTION, as_chosen, compared, comparisons, diagnose, error_rates, mean
 from analysis.paired import BETTER, FEWEST_SEEDS
 from analysis.plots.capacity import mechanisms
 from analysis.tables.capacity import answers, matched, without_controls
 from analysis.tables.lra import TASKS
-from analysis.training import over_seeds, panels
+from analysis.training import over_seeds, panels, trained_cells
+from tools.pages.language import nats
 
 RECALL = "associative recall"
 SOLVED = 0.9  # share of right answers
 MAD = ("compression", "memorisation", "noisy recall", "fuzzy recall")
-SAID = (
-    "- Which answers are right, %, in [recall](results/quality/figures/recall.png) and "
-    "[MAD](results/quality/figures/recall_state.png) in miniature: median (lowest–highest seed), seeds with 90 % or "
-    "more. **Bold**: a loss clearly smaller than the best control's, and in recall at least twice as many right as by"
-    " naming any value that was shown. *Block*: what the hybrid's block ([`window` in "
-    "figures](results/quality/figures/attribution.png)) adds to its sketch alone, in nats (+: the loss without it is "
-    "larger), each at its best rate. Both are corrected within the task (Holm). *Of some*: not every mechanism was "
-    "trained at these rates; *one each*: none had a choice. Models are 64 wide, with one head; those of compression "
-    "and memorisation have positions in place of the convolution. The random sketch is larger (32) than the learned "
-    "one (16), with four times its state, so the table does not compare random with learned:"
-)
 
 
-def table(data: pd.DataFrame) -> str:
+def solved(data: pd.DataFrame) -> str:
+    """A table of recall and MAD, where diagnostic: who has 90 % right in every seed, who in some or none.
+
+    Behind a name: in how many seeds, or the median of what is right.
+    """
+    lines = []
+    for key, rows in _panels(data).items():
+        if not (found := diagnose(rows)).is_diagnostic:
+            continue
+        line: dict[str, list[str]] = {"in every seed": [], "in some": [], "in none": [], "best control": []}
+        right = rows[rows["metric"] == "token_accuracy"]
+        for (name, is_control), of_seeds in right.groupby(["series", "control"])["value"]:
+            seeds, median = int((of_seeds >= SOLVED).sum()), f"{100 * of_seeds.median():.0f} %"
+            said = f"`{str(name).partition(' ')[0]}`"
+            if is_control:
+                line["best control"] += [f"`{name}` {median}"] if name == found.negative else []
+            elif seeds == len(of_seeds):
+                line["in every seed"].append(said)
+            else:
+                line["in some" if seeds else "in none"].append(
+                    f"{said} {f'{seeds}/{len(of_seeds)}' if seeds else median}"
+                )
+        cells = {column: ", ".join(names) or "–" for column, names in line.items()}
+        lines.append({"90 % right": short(rows, key), **cells, "trained for": trained_for(rows)})
+    return formats.markdown(pd.DataFrame(lines)) if lines else ""
+
+
+def _panels(data: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
+    return {key: rows for key, rows in panels(data) if key[0].startswith((RECALL, *MAD))}
+
+
+def table(frame: pd.DataFrame) -> str:
     """A table of recall and MAD: for each task what each mechanism gets right, and what a hybrid's block adds."""
-    found = {key: rows for key, rows in panels(data) if key[0].startswith((RECALL, *MAD))}
-    lines = [_task(key, rows) | {"block (nats)": added(rows)} for key, rows in found.items()]
+    data, _ = trained_cells(frame)
+    lines = [_task(key, rows) | {"block (nats)": added(rows)} for key, rows in _panels(data).items()]
     return formats.markdown(pd.DataFrame(lines).fillna("–")) if lines else ""
 
 
@@ -58,7 +79,7 @@ def _task(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
     alone = share["value"].get(NO_ATTENTION, "–")
     order = [name for name in (found.positive, *said.index[~is_control]) if name in said]
     names = {f"`{right.loc[name, 'attention'].partition(' ')[0]}`": said[name] for name in order}
-    cells = {"answers right (%)": f"{_short(rows, key)}: {found.word}", **names, "best control": best}
+    cells = {"answers right (%)": f"{short(rows, key)}: {found.word}", **names, "best control": best}
     return cells | {"no attention": alone, "trained for": trained_for(rows), "rates": _rates(rows)}
 
 
@@ -75,7 +96,7 @@ def _rates(rows: pd.DataFrame) -> str:
     return "; ".join(said)
 
 
-def _short(rows: pd.DataFrame, key: tuple[str, int]) -> str:
+def short(rows: pd.DataFrame, key: tuple[str, int]) -> str:
     """`recall of 4 pairs, n = 64`."""
     pairs = json.loads(rows["task"].iloc[0]).get("num_pairs")
     return f"{f'recall of {pairs} pairs' if key[0].startswith(RECALL) else key[0]}, n = {key[1]:,}"
@@ -95,17 +116,17 @@ def foretold(frame: pd.DataFrame) -> str:
     found = {panel: (one, word) for panel, (one, word) in answers(both).items() if not math.isnan(one.value)}
     every = [(n, without_controls(rows)) for (_, n, _), rows in both.groupby(["task", "n", "keys"], sort=False)]
     alone = [(n, one) for n, one in every if not math.isnan(one.value)]
-    link = "[predict](results/quality/figures/capacity_and_recall.png)"
+    link = "[predict](../results/quality/figures/capacity_and_recall.png)"
     asked = f"Do the pairs that a state holds *without* training {link} the order in recall?"
     if not found:
-        return f"- {asked} Too few mechanisms were trained to say."
+        return f"{asked} Too few mechanisms were trained to say."
     whole = [one.value for one, _ in found.values()]
     tried = ", ".join(dict.fromkeys(f"{n:,}" for _, n, _ in found))
     keys = " and ".join(dict.fromkeys(kind for *_, kind in found))
     places = {word: [n for (_, n, _), (_, own) in found.items() if own == word] for _, word in found.values()}
     words = ", ".join(f"{word}: {len(own)} of {len(found)}{_at(own)}" for word, own in places.items())
     how_many = mechanisms(both[both["n"].isin([n for _, n, _ in found])])
-    said = f"- {asked} Rank correlations over {how_many} mechanisms at n = {tried}, {keys} keys: "
+    said = f"{asked} Rank correlations over {how_many} mechanisms at n = {tried}, {keys} keys: "
     said += f"{min(whole):.2f} to {max(whole):.2f}; {words}."
     if not alone:
         return said
@@ -123,40 +144,29 @@ def _at(lengths: list[int]) -> str:
     return f" (n = {lengths[0]:,})" if len(set(lengths)) == 1 else ""
 
 
-def arena(data: pd.DataFrame) -> list[str]:
-    """A line on Long Range Arena: how many tasks are diagnostic, what softmax and the best control reach in each."""
+def arena(frame: pd.DataFrame) -> str:
+    """A row for each task of Long Range Arena: what softmax and the best control have right, and the difference."""
+    data, _ = trained_cells(frame)
     tasks = {key: rows for key, rows in panels(data) if key[0].startswith(TASKS)}
-    if not tasks:
-        return []
-    blind = sum(not diagnose(rows).is_diagnostic for rows in tasks.values())
-    link = "[Long Range Arena](results/quality/tables/skeinformer_table1.md)"
-    said = "; ".join(f"{task}, n = {n:,}: {_in_arena(rows)}" for (task, n), rows in tasks.items())
-    blindness = f"{link} in miniature is **not diagnostic** in {blind} of {len(tasks)} tasks"
-    return [f"- {blindness}. Right with softmax and with the best control (softmax minus it in points, 95 %): {said}."]
+    return formats.markdown(pd.DataFrame([_in_arena(key, rows) for key, rows in tasks.items()]))
 
 
-def _in_arena(rows: pd.DataFrame) -> str:
+def _in_arena(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
     found = diagnose(rows)
     wrong = as_chosen(rows, error_rates(rows), found)
-    names = [name for name in (found.positive, found.negative) if name]
-    right = [100 * (1 - mean(wrong[name])) for name in names]
-    one = compared(*(wrong[name] for name in names)) if len(names) > 1 else None
+    right = {
+        name: f"`{name}` {100 * (1 - mean(wrong[name])):.1f} %" for name in (found.positive, found.negative) if name
+    }
+    cells = {"task": f"{key[0]}, n = {key[1]:,}: {found.word}"}
+    cells |= dict(zip(("softmax", "best control"), right.values(), strict=False))
+    one = compared(*(wrong[name] for name in right)) if len(right) > 1 else None
     if one is None:
-        return found.sentence
+        return cells
     low, high = (-100 * end for end in reversed(one.interval()))
-    word = "**diagnostic**, " if found.is_diagnostic else ""
-    gain = f"{word}{-100 * one.value:+.1f}, {low:+.1f} to {high:+.1f}"
-    return f"{right[0]:.1f} % and {right[1]:.1f} % with `{names[1]}` ({gain})"
+    return cells | {"points (95 %)": f"{-100 * one.value:+.1f} ({low:+.1f} to {high:+.1f})"}
 
 
 def trained_for(rows: pd.DataFrame) -> str:
     """How long the models were trained: a loss says nothing of longer training."""
     trained = {json.loads(text)["training"]["steps"] for text in set(rows["settings"])}
     return " or ".join(f"{steps:,} steps" for steps in sorted(trained))
-
-
-def nats(part: Worth) -> str:
-    """`+0.23 (+0.10 to +0.36, earns)`; without the word if the branch was only removed."""
-    low, high = part.difference.interval()
-    word = f", {part.word}" if part.how == ALONE else ""
-    return f"{part.difference.value:+.2f} ({low:+.2f} to {high:+.2f}{word})"

@@ -1,4 +1,4 @@
-"""What docs/training.md says of Pathfinder is what the committed records say."""
+"""What docs/quality.md says of Pathfinder is what the committed records say."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What docs/training.md says of settings in which context helps, and of rates, is what the committed records say."""
+"""What docs/quality.md says of settings in which context helps, and of rates, is what the committed records say."""
 
 import json
 import lzma
@@ -106,14 +106,14 @@ def test_how_many_seeds_recall_64_pairs_after_more_steps_is_what_the_pages_say()
     found = {name: sorted(own.values()) for (name, _), own in right("longer", 512)[0].items()}
     all_right = {name: sum(share > 99 for share in own) for name, own in found.items()}
     root = readings.RESULTS.parent
-    readme, training = (" ".join((root / page).read_text().split()) for page in ("README.md", "docs/training.md"))
+    readme, quality = (" ".join((root / page).read_text().split()) for page in ("README.md", "docs/quality.md"))
     polynomial, sketch, performer = (found[name] for name in ("polynomial_p4", "polysketch_random_r32", "performer"))
     said = f"names all after 6,400 in {all_right['polynomial_p4']} of {len(polynomial)} seeds, "
     assert f"{said}the random sketch {sketch[-1]:.0f} % in 1 of {len(sketch)}." in readme
-    assert f"three of five seeds, {polynomial[1]:.0f} % and {polynomial[0]:.0f} % in the others" in training
-    assert f"{sketch[-1]:.0f} % in one seed and {sketch[0]:.0f} to {sketch[-2]:.0f} % in four" in training
-    assert f"Performer {performer[0]:.0f} to {performer[-1]:.0f} % in four" in training
+    assert f"three of five seeds, {polynomial[1]:.0f} % and {polynomial[0]:.0f} % in the others" in quality
+    assert f"{sketch[-1]:.0f} % in one seed and {sketch[0]:.0f} to {sketch[-2]:.0f} % in four" in quality
+    assert f"Performer {performer[0]:.0f} to {performer[-1]:.0f} % in four" in quality
     flash, local, identity = (found[name] for name in ("flash", "local block_size=16", "identity"))
-    assert f"Softmax names all in four seeds and {flash[0]:.0f} % in the fifth" in training
+    assert f"Softmax names all in four seeds and {flash[0]:.0f} % in the fifth" in quality
     assert len(flash) == len(local) == len(identity) == 5 and min(flash[1:]) > 99 and max(local + identity) < 1
     assert [len(found[name]) for name in ("performer", "linear", "polysketch_learned_r16")] == [4, 3, 1]

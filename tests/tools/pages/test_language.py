@@ -1,0 +1,59 @@
+"""What is said of language models, of planted records."""
+
+import re
+
+import pandas as pd
+import pytest
+from synthetic_quality import HYBRID, hybrid, run, runs
+
+from analysis.attribution import ALONE, attributions
+from analysis.frame import tidy
+from analysis.training import trained_cells
+from tools.pages import language
+
+
+def test_a_speed_whose_interval_contains_1_is_called_a_tie():
+    step = pd.Series({"speed": 1.04, "speed low": 0.99, "speed high": 1.06, "timed": "interleaved"})
+    assert language.speed(step) == "1.04x (0.99 to 1.06, tie)"
+    assert language.speed(step.replace(0.99, 1.01)) == "1.04x (1.01 to 1.06)"
+
+
+def test_losses_of_each_length_stand_with_their_differences_to_controls_and_verdicts():
+    planted = {64: {"softmax": 1.9, "identity": 2.4, "local": 2.3, "performer": 2.5}}
+    planted[128] = planted[64] | {"performer": 2.2}
+    frame = tidy([one for n, losses in planted.items() for one in runs(losses, seq_len=n)])
+    for n, word in ((64, "worse"), (128, "better")):
+        table = language.losses(frame, n)
+        assert list(table.index)[:: len(table) - 1] == ["softmax", "performer" if n == 64 else "identity"]
+        said = table.loc["performer", "minus `identity`"]
+        assert float(said.split(" (")[0]) == pytest.approx(planted[n]["performer"] - 2.4, abs=0.02)
+        assert said.endswith(f"), {word}")
+    pd.testing.assert_frame_equal(language.losses(frame), language.losses(frame, 64))
+
+
+def test_branches_of_models_with_different_rates_are_compared_at_one_too():
+    """At its own rate the hybrid gains 0.3 nats over both branches, at the one that all had nothing."""
+    usual = hybrid(0.0, 0.0, base=2.4)
+    faster = [run(HYBRID, seed, 2.1, without={"sketch": 2.4, "window": 2.4}, learning_rate=3e-3) for seed in range(5)]
+    for records, words in ((usual, ["earns nothing"] * 2), ([*usual, *faster], ["earns"] * 2 + ["earns nothing"] * 2)):
+        frame = tidy(records)
+        rows = [line.split("|")[1:-1] for line in language.branches(frame).splitlines()[2:]]
+        alone = [row for row in rows if ALONE in row[3]]
+        assert [row[4].strip(" )").split(", ")[1] for row in alone] == words
+        assert [row[3].strip() for row in alone[2:]] == [f"{ALONE}, all at a rate of 0.001"] * (len(words) - 2)
+        (one,) = attributions(data := trained_cells(frame)[0])
+        said = language.alone(one, frame, data)
+        assert re.findall(r"[+-]0\.\d\d \(.*?, ([a-z ]+)\)", said) == words
+
+
+def test_models_trained_on_shorter_contexts_are_tested_beside_those_trained_on_longer_ones():
+    shorter, longer = {"softmax": 1.9, "local": 2.0, "identity": 2.4}, {"softmax": 1.8, "local": 2.1, "identity": 2.5}
+    tested = {"softmax": 1.85, "local": 1.95, "identity": 2.4}
+    short = [run(of, seed, shorter[of], longer={128: tested[of]}) for of in shorter for seed in range(5)]
+    rows = language.by_length(tidy([*short, *runs(longer, seq_len=128)])).splitlines()[2:]
+    numbers = [float(one) for row in rows for one in re.findall(r"([+-]\d\.\d{3}) \(", row)]
+    # The lead at 128 minus that at 64, at 128 the lead of both trained at 64, and of one trained at 128.
+    assert numbers == pytest.approx([-0.2, -0.1, -0.15, -0.05, 0.15, 0.1], abs=0.02), rows
+    assert [re.findall(r"`(\w+)`", row) for row in rows[3:]] == [["softmax"], ["local"], ["identity"]]
+    (row,) = language.by_length(tidy([*runs(shorter), *runs(longer, seq_len=128)])).splitlines()[2:]
+    assert "minus 64" in row, "not tested on the longer context"

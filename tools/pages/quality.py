@@ -1,0 +1,25 @@
+"""What docs/quality.md shows of the records in results/quality."""
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from analysis import formats
+from tools.pages import language, readings, small_tasks
+
+KINDS: dict[str, Callable[[pd.DataFrame], str]] = {
+    "verdicts": language.verdicts,
+    "faster": language.faster,
+    "positions": language.by_position,
+    "lengths": language.by_length,
+    "branches": language.branches,
+    "answers": small_tasks.table,
+    "foretold": small_tasks.foretold,
+    "arena": small_tasks.arena,
+}
+
+
+def made(kind: str, n: str = "") -> str:
+    """A table or sentences; the kind `losses` is a table for each length `n`."""
+    frame = readings.records("quality")
+    return formats.markdown(language.losses(frame, int(n))) if kind == "losses" else KINDS[kind](frame)
