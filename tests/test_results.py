@@ -13,11 +13,12 @@ from omegaconf import OmegaConf
 
 from analysis import __main__ as cli
 from analysis.controls import comparisons
+from analysis.plots.by_distance import by_kind
 from analysis.training import panels, trained_cells, with_settings
 from bench.plan.compose import expand
 from bench.plan.conf import CONF
 from bench.records.store import Store
-from tools.pages import readme
+from tools.pages import language, readme
 from tools.pages.gallery import OF_TASKS
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -103,6 +104,19 @@ def test_how_much_losses_still_move_is_what_docs_quality_says():
     for name in ("polynomial_p4", "polysketch_random_r32"):
         before, after = (means[name, 512] - means["flash", 512])[-2:]
         assert f"from {before:.2f} to {after:.2f}" in page
+    assert f"the random sketch comes {before - after:.2f} nats nearer to softmax" in " ".join(
+        readme.PAGE.read_text().split()
+    )
+
+
+def test_how_much_of_the_lead_on_far_tokens_a_window_could_reach_is_what_the_pages_say():
+    found = language.of_language(readme.load(readme.QUALITY))
+    kinds = {n: by_kind(rows).query("series == 'flash'").set_index("token") for (_, n), rows in found.items()}
+    far = {n: (own["value"] * own["share"]).filter(regex="_127$|_255$|_511$|_from_") for n, own in kinds.items()}
+    short, long = (f"{100 * own['recalled_64_127'] / own.sum():.0f} %" for own in (far[512], far[1024]))
+    pages = (" ".join(page.read_text().split()) for page in (readme.PAGE, RESULTS.parent / "docs" / "quality.md"))
+    assert f"{short} of softmax's lead on far tokens" in next(pages)
+    assert f"Of softmax's lead on far tokens {short} ({long} at n = 1,024)" in next(pages)
 
 
 def test_another_cpu_changes_a_loss_as_docs_quality_says():

@@ -17,6 +17,8 @@ from analysis.tables import positions
 from analysis.training import BENCHES, panels, trained_cells, with_settings
 
 TASK = "language modelling"
+BLOCK = "local"
+"""The control that attends with softmax to its own block."""
 Panels = dict[tuple[str, int], pd.DataFrame]
 
 
@@ -100,21 +102,19 @@ def speed(step: pd.Series) -> str | None:
 
 def faster(frame: pd.DataFrame) -> str:
     """Sentences: where steps were timed, and which of those that are faster than softmax's learn as much."""
-    found = of_language(frame)
-    (task, n), steps = shortest(found), lengths(frame, trained_cells(frame)[0])
-    steps = steps[(steps["kind"] == task) & (steps["n"] == n) & (steps["step"] == "faster")].set_index("series")
-    are_controls = steps.index.isin(set(found[task, n].query("control")["series"]))
-    own, equal, unknown = (
-        ", ".join(f"`{name}`" for name in steps.index[chosen])
-        for chosen in (~are_controls, steps["is equal"].eq(True), steps["is equal"].isna())
-    )
-    equal = (equal or "none") + (f" ({unknown} undecided)" if unknown else "")
-    others = f"{own} and" if own else "only"
-    machine = captions.machine(frame[frame["bench"].isin(BENCHES)])
-    return (
-        f"Steps were timed on {machine}. Clearly faster than softmax's at n = {n:,}: {others} {are_controls.sum()} "
-        f"controls; of these with [a loss as small](../results/quality/tables/equal_quality.csv): {equal}."
-    )
+    steps = lengths(frame, trained_cells(frame)[0])
+    said = [f"Steps were timed on {captions.machine(frame[frame['bench'].isin(BENCHES)])}."]
+    for (task, n), rows in of_language(frame).items():
+        own = steps[(steps["kind"] == task) & (steps["n"] == n) & (steps["step"] == "faster")].set_index("series")
+        are_controls = own.index.isin(set(rows.query("control")["series"]))
+        equal, unknown = own["is equal"].eq(True), own["is equal"].isna()
+        names = [*(f"`{name}`" for name in own.index[~are_controls]), f"{are_controls.sum()} controls"]
+        as_good = [*(f"`{name}`" for name in own.index[equal]), *(f"`{name}` undecided" for name in own.index[unknown])]
+        said.append(
+            f"Clearly faster than softmax's at n = {n:,}: {', '.join(names)}; of these with [a loss as "
+            f"small](../results/quality/tables/equal_quality.csv): {', '.join(as_good) or 'none'}."
+        )
+    return " ".join(said)
 
 
 def by_position(frame: pd.DataFrame) -> str:
@@ -131,7 +131,7 @@ def by_length(frame: pd.DataFrame) -> str:
     """Rows on models trained on the shortest and the longest context, all tested on the longest; the leads of both."""
     table = pd.DataFrame(
         [
-            {"difference": words, "nats (95 %)": _interval(one), "seeds": one.seeds}
+            {"difference": words, "nats (95 %)": interval(one), "seeds": one.seeds}
             for words, one in _length_differences(of_language(frame))
         ]
     )
@@ -147,17 +147,28 @@ def _length_differences(found: Panels) -> Iterator[tuple[str, Difference]]:
     at_first, at_last, tested = losses_of(short), losses_of(long), losses_of(short, f"loss_at_{last}_by_unit")
     lead = f"`{positive}` minus `{negative}`"
     grows = f"{lead}, each tested at the n of its training: {last:,} minus {first:,}"
-    apart = f"`{positive}` trained at {last:,} minus `{negative}` trained at {first:,}"
     of_all = (positive, negative, NO_ATTENTION)
     pairs: list[tuple[str, Losses | None, Losses | None]] = [
         (grows, _lead(at_last, positive, negative), _lead(at_first, positive, negative)),
         (f"{lead}, both trained at {first:,}", tested.get(positive), tested.get(negative)),
-        (apart, at_last.get(positive), tested.get(negative)),
+        (_apart(found), at_last.get(positive), tested.get(negative)),
         *((f"`{name}` trained at {last:,} minus at {first:,}", at_last.get(name), tested.get(name)) for name in of_all),
     ]
     for words, one, other in pairs:
         if one and other and (made := compared(one, other)):
             yield words, made
+
+
+def _apart(found: Panels) -> str:
+    (_, first), *_, (_, last) = found
+    named = diagnose(found[[*found][-1]])
+    return f"`{named.positive}` trained at {last:,} minus `{named.negative}` trained at {first:,}"
+
+
+def against_shorter(found: Panels) -> str:
+    """The lead of the longest context over the best control as trained on the shortest; empty if it was not tested."""
+    made = dict(_length_differences(found)).get(_apart(found)) if len(found) > 1 else None
+    return f"; {_apart(found)}: {interval(made)}" if made else ""
 
 
 def _lead(own: dict[str, Losses], positive: str, negative: str) -> Losses:
@@ -166,17 +177,21 @@ def _lead(own: dict[str, Losses], positive: str, negative: str) -> Losses:
     return Losses(lead, ahead.chosen_from * behind.chosen_from)
 
 
-def _interval(one: Difference) -> str:
+def interval(one: Difference) -> str:
+    """`-0.151 (-0.206 to -0.097)`."""
     low, high = one.interval()
     return f"{one.value:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def alone(one: Attribution, frame: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """A line: what each branch of a hybrid earns, each at its best rate and, where these differ, all at one rate."""
-    said = f"- **Hybrid**: what a branch of `{one.hybrid}` earns over the other trained alone, in nats: "
+    """A line: what each branch of a hybrid adds, at its best rate and at one, and the hybrid beside a softmax block."""
+    said = f"- **Hybrid**, n = {one.n:,}: what is added to the other branch trained alone, in nats: "
     said += ", ".join(map(worth, _alone(one)))
     if (rate := common_rate(one, rows)) is not None:
         said += f"; all at a rate of {rate:g}: {', '.join(map(worth, at_rate(rate, one, frame, rows)))}"
+    own = losses_of(rows)
+    if block := compared(own[one.hybrid], own.get(BLOCK, Losses())):
+        said += f". Its loss minus that of a block of softmax (`{BLOCK}`): {interval(block)}"
     return f"{said}."
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis import answer, formats
 from analysis.attribution import attributions
-from analysis.controls import BLIND, DIAGNOSTIC, NO_ATTENTION, Diagnosis, comparisons, diagnose
+from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, comparisons, diagnose
 from analysis.equal_quality import lengths
 from analysis.frame import load
 from analysis.paired import BETTER, EQUIVALENT, UNDECIDED, WORSE
@@ -91,11 +91,14 @@ def _as_good(table: list[dict[str, Any]], rows: pd.DataFrame, found: Diagnosis) 
     good = [f"`{name}`" for name, word in own.items() if word in (BETTER, EQUIVALENT)]
     if good:
         return f"As good as softmax or better: {', '.join(good)}"
-    all_worse = set(own.values()) == {WORSE}
-    none = f"{'Each' if all_worse else 'None'} of the {len(own)} mechanisms trained there was "
+    beside = {one["verdict"] for one in table if one["against"] == found.negative}
+    all_worse, n = set(own.values()) == {WORSE}, f"{rows['seq_len'].iloc[0]:,}"
+    none = f"{'Each' if all_worse else 'None'} of the {len(own)} mechanisms trained at n = {n} was "
     none += "worse than softmax" if all_worse else "as good as softmax"
-    if BETTER not in {one["verdict"] for one in table if one["against"] == found.negative}:
-        none += f" and none better than `{found.negative}`, the best control"
+    if beside == {WORSE}:
+        none += f", and worse than `{found.negative}`, the best control"
+    elif BETTER not in beside:
+        none += f", and none better than `{found.negative}`, the best control"
     test = "[your own test](docs/tutorials/own_text.md)"
     return f"{none} (the setting was chosen for softmax): take `{found.positive}` unless {test} says otherwise"
 
@@ -126,27 +129,30 @@ def quality(frame: pd.DataFrame) -> str:
     data, _ = trained_cells(frame)
     found = dict(panels(data))
     key = language.shortest(found)
-    columns = ["mean loss", *(f"minus `{name}`" for name in _anchors(diagnose(found[key]))), "step", "state (KiB)"]
     losses = language.losses(frame)
-    losses = losses[[losses.columns[0], *(name for name in columns if name in losses)]]
+    wide = [name for name in losses if name.startswith(("near", "others", f"minus `{NO_ATTENTION}`"))]
+    losses = losses.drop(columns=wide)
     said = [*_ranked(found), *(language.alone(one, frame, found[key]) for one in attributions(found[key]))]
     return "\n\n".join(["\n".join(said), formats.markdown(losses), small_tasks.solved(data)])
 
 
-def _anchors(found: Diagnosis) -> list[str]:
-    """The best positive and the best negative control, if there are any."""
-    return [name for name in (found.positive, found.negative) if name]
-
-
-def _ranked(found: dict[tuple[str, int], pd.DataFrame]) -> list[str]:
-    """Two lines: the diagnostic tasks (of language with the difference that shows it) and the others."""
-    tasks: dict[str, list[str]] = {DIAGNOSTIC: [], BLIND: []}
-    for key, rows in sorted(found.items(), key=lambda panel: not panel[0][0].startswith(language.TASK)):
-        one = diagnose(rows)
-        why = f" ({one.sentence})" if key[0].startswith(language.TASK) else ""
-        tasks[one.word].append(small_tasks.short(rows, key) + why)
-    said = {DIAGNOSTIC: "**Diagnostic**", BLIND: f"**N{BLIND[1:]}**, so that nothing is ranked"}
-    return [f"- {said[word]}: {'; '.join(names)}." for word, names in tasks.items() if names]
+def _ranked(found: language.Panels) -> list[str]:
+    """Lines on the tasks that are diagnostic (of language with the difference that shows it) and on the others."""
+    diagnostic: list[str] = []
+    beaten: list[str] = []
+    others: list[str] = []
+    of_language = {key: rows for key, rows in found.items() if key[0].startswith(language.TASK)}
+    longer = {[*of_language][-1]: language.against_shorter(of_language)} if of_language else {}
+    for key, rows in sorted(found.items(), key=lambda panel: panel[0] not in of_language):
+        one, name = diagnose(rows), small_tasks.short(rows, key)
+        if one.is_diagnostic:
+            diagnostic.append(f"{name} ({one.sentence}{longer.get(key, '')})" if key in of_language else name)
+        else:
+            (beaten if small_tasks.is_beaten(rows) else others).append(name)
+    reasons = {"a control is clearly better in": beaten, "softmax is not clearly better in": others}
+    blind = "; ".join(f"{why} {', '.join(names)}" for why, names in reasons.items() if names)
+    said = [f"- **Diagnostic**: {'; '.join(diagnostic)}."] if diagnostic else []
+    return [*said, *([f"- **Not diagnostic here**, so that nothing is ranked: {blind}."] if blind else [])]
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import pandas as pd
 
 from analysis import formats
 from analysis.attribution import ALONE, attributions
-from analysis.controls import NO_ATTENTION, as_chosen, compared, comparisons, diagnose, error_rates, mean
-from analysis.paired import BETTER, FEWEST_SEEDS
+from analysis.controls import NO_ATTENTION, as_chosen, compared, comparisons, diagnose, error_rates, losses, mean
+from analysis.paired import BETTER, FEWEST_SEEDS, WORSE, verdict
 from analysis.plots.capacity import mechanisms
 from analysis.tables.capacity import answers, matched, without_controls
 from analysis.tables.lra import TASKS
@@ -23,7 +23,7 @@ MAD = ("compression", "memorisation", "noisy recall", "fuzzy recall")
 def solved(data: pd.DataFrame) -> str:
     """A table of recall and MAD, where diagnostic: who has 90 % right in every seed, who in some or none.
 
-    Behind a name: in how many seeds, or the median of what is right.
+    Behind a name: in how many seeds, and the median of what is right.
     """
     lines = []
     for key, rows in _panels(data).items():
@@ -38,10 +38,10 @@ def solved(data: pd.DataFrame) -> str:
                 line["best control"] += [f"`{name}` {median}"] if name == found.negative else []
             elif seeds == len(of_seeds):
                 line["in every seed"].append(said)
+            elif seeds:
+                line["in some"].append(f"{said} ({seeds}/{len(of_seeds)}, {median})")
             else:
-                line["in some" if seeds else "in none"].append(
-                    f"{said} {f'{seeds}/{len(of_seeds)}' if seeds else median}"
-                )
+                line["in none"].append(f"{said} {median}")
         cells = {column: ", ".join(names) or "–" for column, names in line.items()}
         lines.append({"90 % right": short(rows, key), **cells, "trained for": trained_for(rows)})
     return formats.markdown(pd.DataFrame(lines)) if lines else ""
@@ -149,6 +149,15 @@ def arena(frame: pd.DataFrame) -> str:
     data, _ = trained_cells(frame)
     tasks = {key: rows for key, rows in panels(data) if key[0].startswith(TASKS)}
     return formats.markdown(pd.DataFrame([_in_arena(key, rows) for key, rows in tasks.items()]))
+
+
+def is_beaten(rows: pd.DataFrame) -> bool:
+    """Whether the best control is clearly better than softmax, by accuracy in classification, else by loss."""
+    found = diagnose(rows)
+    own = as_chosen(rows, error_rates(rows) or losses(rows), found)
+    both = [own[name] for name in (found.positive, found.negative) if name]
+    one = compared(*both) if len(both) > 1 else None
+    return one is not None and verdict(one) == WORSE
 
 
 def _in_arena(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:

@@ -43,6 +43,7 @@ def test_branches_of_models_with_different_rates_are_compared_at_one_too():
         assert [row[3].strip() for row in alone[2:]] == [f"{ALONE}, all at a rate of 0.001"] * (len(words) - 2)
         (one,) = attributions(data := trained_cells(frame)[0])
         said = language.alone(one, frame, data)
+        assert "block of softmax" not in said, "it was not trained"
         assert re.findall(r"[+-]0\.\d\d \(.*?, ([a-z ]+)\)", said) == words
 
 

@@ -54,8 +54,8 @@ def test_linear_learned_no_more_than_no_attention_as_docs_choosing_says(n, verdi
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (2.6, "Each of the 2 mechanisms trained there was worse than softmax and none better than `identity`, the"),
-        (2.1, "Each of the 2 mechanisms trained there was worse than softmax (the setting"),
+        (2.6, "Each of the 2 mechanisms trained at n = 64 was worse than softmax, and worse than `identity`, the"),
+        (2.1, "Each of the 2 mechanisms trained at n = 64 was worse than softmax (the setting"),
         (1.9, "As good as softmax or better: "),
     ],
 )
@@ -70,4 +70,8 @@ def test_tasks_that_rank_mechanisms_are_named_apart_from_those_that_do_not():
     records = [*runs(planted), *runs(planted | {"local": 1.9}, task="compression")]
     diagnostic, blind = readme._ranked(dict(panels(trained_cells(tidy(records))[0])))
     assert diagnostic.startswith("- **Diagnostic**: language modelling") and "softmax against local: -0." in diagnostic
-    assert blind == "- **Not diagnostic here**, so that nothing is ranked: compression, n = 64."
+    assert blind == (
+        "- **Not diagnostic here**, so that nothing is ranked: softmax is not clearly better in compression, n = 64."
+    )
+    (beaten,) = readme._ranked(dict(panels(trained_cells(tidy(runs(planted | {"local": 1.0}, task="compression")))[0])))
+    assert beaten.endswith(": a control is clearly better in compression, n = 64.")

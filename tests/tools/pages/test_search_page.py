@@ -108,8 +108,8 @@ def test_how_many_seeds_recall_64_pairs_after_more_steps_is_what_the_pages_say()
     root = readings.RESULTS.parent
     readme, quality = (" ".join((root / page).read_text().split()) for page in ("README.md", "docs/quality.md"))
     polynomial, sketch, performer = (found[name] for name in ("polynomial_p4", "polysketch_random_r32", "performer"))
-    said = f"names all after 6,400 in {all_right['polynomial_p4']} of {len(polynomial)} seeds, "
-    assert f"{said}the random sketch {sketch[-1]:.0f} % in 1 of {len(sketch)}." in readme
+    said = f"has all right after 6,400 steps in {all_right['polynomial_p4']} of {len(polynomial)} seeds, "
+    assert f"{said}the random sketch {sketch[-1]:.0f} % in 1 of {len(sketch)}:" in readme
     assert f"three of five seeds, {polynomial[1]:.0f} % and {polynomial[0]:.0f} % in the others" in quality
     assert f"{sketch[-1]:.0f} % in one seed and {sketch[0]:.0f} to {sketch[-2]:.0f} % in four" in quality
     assert f"Performer {performer[0]:.0f} to {performer[-1]:.0f} % in four" in quality
