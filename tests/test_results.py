@@ -119,6 +119,28 @@ def test_how_much_of_the_lead_on_far_tokens_a_window_could_reach_is_what_the_pag
     assert f"Of softmax's lead on far tokens {short} ({long} at n = 1,024)" in next(pages)
 
 
+def test_how_the_lead_changes_with_the_context_is_what_the_pages_say():
+    frames = (readme.load(folder) for folder in (readme.QUALITY, RESULTS / "more_tokens"))
+    head, _, *rows = (
+        [cell.strip() for cell in row.split("|")[1:-1]] for row in language.by_length(*frames).splitlines()
+    )
+    assert head[1:] == ["4 x 512, 2 x 1,024", "4 x 512, 4 x 1,024", "8 x 512, 4 x 1,024"]
+    numbers = {
+        row[0]: [[f"{float(one):.3f}" for one in re.findall(r"[+-][\d.]+", cell)] for cell in row[1:]] for row in rows
+    }
+    grows, _, apart, _, window, _ = ([[one.lstrip("-") for one in cell] for cell in row] for row in numbers.values())
+    readme_page, page = (
+        " ".join(each.read_text().split()) for each in (readme.PAGE, RESULTS.parent / "docs" / "quality.md")
+    )
+    _, sequences, tokens = grows
+    assert f"by {tokens[0]} nats ({tokens[2]} to {tokens[1]}) if steps of both have 4,096 tokens" in page
+    assert f"by {sequences[0]} ({sequences[2]} to {sequences[1]}) if they have four sequences" in page
+    assert f"by {tokens[0]} nats, {tokens[2]} to {tokens[1]}, with 4,096 tokens a step" in readme_page
+    assert f"over it the lead is {apart[2][0]} ({apart[2][2]} to {apart[2][1]})" in readme_page
+    assert f"by {window[0][0]} and {window[2][0]} nats" in page
+    assert f"softmax leads by {apart[0][0]} and {apart[2][0]} nats at 1,024 tokens" in page
+
+
 def test_another_cpu_changes_a_loss_as_docs_quality_says():
     page = " ".join((RESULTS.parent / "docs" / "quality.md").read_text().split())
     keys = ["attention", "seq_len", "seed", "settings"]

@@ -127,15 +127,19 @@ def by_position(frame: pd.DataFrame) -> str:
     return formats.markdown(made.fillna("–").reset_index())
 
 
-def by_length(frame: pd.DataFrame) -> str:
-    """Rows on models trained on the shortest and the longest context, all tested on the longest; the leads of both."""
-    table = pd.DataFrame(
-        [
-            {"difference": words, "nats (95 %)": interval(one), "seeds": one.seeds}
-            for words, one in _length_differences(of_language(frame))
-        ]
-    )
-    return formats.markdown(table)
+def by_length(frame: pd.DataFrame, longer: pd.DataFrame | None = None) -> str:
+    """Rows on models trained on the shortest and the longest context, all tested on the longest; the leads of both.
+
+    One column for each number of sequences in a step: `longer` has models that were trained on more.
+    """
+    own = of_language(frame)
+    more = {} if longer is None else of_language(longer)
+    columns: dict[str, dict[str, str]] = {}
+    for found in (own, own | dict([*more.items()][-1:]), more):
+        steps = [f"{rows['batch_size'].iloc[0]} x {n:,}" for (_, n), rows in found.items()]
+        columns |= {", ".join(steps): {words: interval(one) for words, one in _length_differences(found)}}
+    table = pd.DataFrame({name: cells for name, cells in columns.items() if cells}).fillna("–")
+    return formats.markdown(table.rename_axis("nats (95 %); sequences x tokens of a step").reset_index())
 
 
 def _length_differences(found: Panels) -> Iterator[tuple[str, Difference]]:

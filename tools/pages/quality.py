@@ -1,4 +1,4 @@
-"""What docs/quality.md shows of the records in results/quality."""
+"""What docs/quality.md shows of the records in results/quality, and in results/more_tokens of longer steps."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ KINDS: dict[str, Callable[[pd.DataFrame], str]] = {
     "verdicts": language.verdicts,
     "faster": language.faster,
     "positions": language.by_position,
-    "lengths": language.by_length,
+    "lengths": lambda frame: language.by_length(frame, readings.records("more_tokens")),
     "branches": language.branches,
     "answers": small_tasks.table,
     "foretold": small_tasks.foretold,

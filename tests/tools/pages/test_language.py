@@ -58,3 +58,19 @@ def test_models_trained_on_shorter_contexts_are_tested_beside_those_trained_on_l
     assert [re.findall(r"`(\w+)`", row) for row in rows[3:]] == [["softmax"], ["local"], ["identity"]]
     (row,) = language.by_length(tidy([*runs(shorter), *runs(longer, seq_len=128)])).splitlines()[2:]
     assert "minus 64" in row, "not tested on the longer context"
+
+
+def test_models_that_were_trained_on_more_sequences_a_step_have_columns_of_their_own():
+    losses = {512: {"softmax": 1.9, "local": 2.0}, 1024: {"softmax": 1.8, "local": 2.0}}
+    more = {n: {"softmax": own["softmax"] - 0.1, "local": 1.9} for n, own in losses.items()}
+    frame, longer = (tidy([one for n, of in every.items() for one in runs(of, seq_len=n)]) for every in (losses, more))
+    longer = longer.assign(batch_size=8)
+    head, _, lead = language.by_length(frame, longer).splitlines()
+    assert [cell.strip() for cell in head.split("|")[2:-1]] == [
+        *("64 x 512, 64 x 1,024", "64 x 512, 8 x 1,024", "8 x 512, 8 x 1,024")
+    ]
+    grows = [float(cell.split(" (")[0]) for cell in lead.split("|")[2:-1]]
+    assert grows == pytest.approx([-0.1, -0.1, -0.1], abs=0.02)
+    of_longer = tidy(runs(more[1024], seq_len=1024)).assign(batch_size=8)
+    head, *_ = language.by_length(frame, of_longer).splitlines()
+    assert "| 8 x 512" not in head and "64 x 512, 8 x 1,024" in head
