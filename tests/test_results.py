@@ -136,7 +136,7 @@ def test_how_the_lead_changes_with_the_context_is_what_the_pages_say():
     assert f"by {tokens[0]} nats ({tokens[2]} to {tokens[1]}) if steps of both have 4,096 tokens" in page
     assert f"by {sequences[0]} ({sequences[2]} to {sequences[1]}) if they have four sequences" in page
     assert f"by {tokens[0]} nats, {tokens[2]} to {tokens[1]}, with 4,096 tokens a step" in readme_page
-    assert f"over it the lead is {apart[2][0]} ({apart[2][2]} to {apart[2][1]})" in readme_page
+    assert f"trained at 512 the lead is {apart[2][0]} ({apart[2][2]} to {apart[2][1]})" in readme_page
     assert f"by {window[0][0]} and {window[2][0]} nats" in page
     assert f"softmax leads by {apart[0][0]} and {apart[2][0]} nats at 1,024 tokens" in page
 
