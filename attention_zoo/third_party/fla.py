@@ -71,6 +71,8 @@ class FlaAttention(Attention):
     reference: ClassVar[Function]
     fused: ClassVar[Function]
     has_beta: ClassVar[bool] = False
+    # Weight decay of a logarithm would draw every rate towards 1, a memory of one token.
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("log_rate",)
     # Products of a vector with the h x h state per token: one to write, one to read; 0 if there is no state.
     state_products: ClassVar[int] = 2
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from attention_zoo import Attention, UnsupportedError
 from attention_zoo.ops.decoding.states import State
 from bench.common.schema import setting
+from bench.inputs.base import inputs_seed
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, num_features
 from bench.measures.decode import LastSteps
@@ -86,7 +87,7 @@ class Capacity(Benchmark):
         config = context.config
         # Multiplied, so that cells that differ only in their seed share no draw.
         seed = config["seed"] * config["repeats"] + number
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(inputs_seed(seed, "pairs"))
         size = config["batch_size"], config["num_heads"], most, config["head_dim"]
         key = drawn_keys(self.keys, size, generator) * self.key_scale
         value = F.normalize(torch.randn(size, generator=generator, dtype=torch.float64), dim=-1)

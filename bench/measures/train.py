@@ -115,7 +115,7 @@ class Train(Benchmark):
                 checkpoint.save(keep, trainer.step, trainer.state())
                 last_saved = now
             per_step = (now - began) / (trainer.step - first)
-            tokens = trainer.batch_size * context.config["seq_len"] / per_step
+            tokens = trainer.tokens / per_step
             left = per_step * (settings.steps - trainer.step)
             note = f"loss {trainer.curve['train_loss'][-1]:.4g}, {tokens:,.0f} tokens/s, {left / 60:.1f} min left"
             context.progress(trainer.step, settings.steps, note, _newest(trainer))

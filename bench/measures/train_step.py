@@ -50,7 +50,7 @@ class TrainStep(TimedInRounds):
         with torch.random.fork_rng():  # for dropout
             timings = time_in_rounds(context, {}, parts, self.min_sample_ms, eager=True)
             peak = parts["step"].peak_bytes()
-        counts = {"pieces": trainer.settings.accumulate, "tokens": trainer.batch_size * context.config["seq_len"]}
+        counts = {"pieces": trainer.settings.accumulate, "tokens": trainer.tokens}
         counts["parameters"] = sum(p.numel() for p in trainer.model.parameters())
         held = {"model_bytes": held_bytes(trainer.model), "optimizer_bytes": optimizer_bytes(trainer)}
         return {"parts": timings, **counts, **held, "peak_bytes": peak, "memory_method": METHODS[context.device.type]}

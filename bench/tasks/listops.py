@@ -49,7 +49,7 @@ class ListOps(GeneratedSettings):
     examples: int | None = setting(96000, "examples to train on; null: fresh ones without end", minimum=1)
     min_length: int = setting(500, "expressions are longer, in tokens", minimum=20)
     max_length: int = setting(2000, "expressions are shorter, in tokens")
-    max_depth: int = setting(10, "nodes above one another", minimum=2)
+    max_depth: int = setting(10, "nodes above one another", minimum=2, maximum=100)
 
     @property
     def vocabulary_size(self) -> int:

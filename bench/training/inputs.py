@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import attention_zoo
+from attention_zoo import UnsupportedError
 from attention_zoo.checks import require
 from bench import models, tasks
 from bench.common.errors import one_line
@@ -72,20 +73,27 @@ class Trained(ModelSource):
             return frozenset({attention_zoo.info(name).name})
 
     def mechanism(self, config: Mapping[str, Any], **changes: Any) -> attention_zoo.Attention | None:
-        """The layer's own mechanism with its trained weights and draws, made for the model's longest sequence.
+        """The layer's own mechanism with its trained weights and draws, made for the model's longest sequence or more.
 
         None if the cell's mechanism has another name or hyperparameter, if it has neither weights nor draws, or if the
         model is untrained.
+
+        Raises:
+            UnsupportedError: the weights are for the model's longest sequence, and the cell needs a longer one.
         """
         saved_model = self._read()
         if self.weights != "pretrained" or _complete(config["attention"]) != _complete(saved_model.cell["attention"]):
             return None
-        of_layer = {"max_seq_len": saved_model.cell["seq_len"], "seed": saved_model.cell["seed"] + self.layer}
+        longest = saved_model.cell["seq_len"]
+        of_layer = {"max_seq_len": max(longest, changes.get("max_seq_len") or 0)}
+        of_layer["seed"] = saved_model.cell["seed"] + self.layer
         attention = build_attention(dict(config), **{**changes, **of_layer})
         if not [*attention.parameters(), *attention.buffers()]:
             return None
-        model = self._build(saved_model, None)
-        attention.load_state_dict(_attention(model, self.layer).state_dict())
+        weights = _attention(self._build(saved_model, None), self.layer).state_dict()
+        if any(weights[name].shape != own.shape for name, own in attention.state_dict().items()):
+            raise UnsupportedError(f"{attention.info.name} was trained for {longest} tokens, and takes no more")
+        attention.load_state_dict(weights)
         return attention
 
     def _read(self) -> saved.Saved:

@@ -116,11 +116,16 @@ class Trainer:
         self.seconds.append(time.perf_counter() - began)
         self.step += 1
 
+    @functools.cached_property
+    def tokens(self) -> int:
+        """Tokens of a batch; an example may be a pair of documents."""
+        return self.batch_size * self.task.batch("test", [0]).tokens.numel()
+
     @property
     def is_finished(self) -> bool:
         """Whether all steps are done, or the validation loss has not decreased for `patience` evaluations."""
         losses, patience = [found["loss"] for found in self.evaluations], self.settings.patience
-        has_stalled = patience is not None and bool(losses) and min(losses) not in losses[-patience:]
+        has_stalled = patience is not None and bool(losses) and len(losses) - losses.index(min(losses)) > patience
         return has_stalled or self.step >= self.settings.steps
 
     def validate(self) -> None:

@@ -67,8 +67,8 @@ class Optimizers:
             gradients = [None] * len(matrices) if stack.grad is None else stack.grad.unbind()
             for matrix, gradient in zip(matrices, gradients, strict=True):
                 matrix.grad = gradient
-        on_cpu = self.param_groups[0]["params"][0].device.type == "cpu"
-        with FloatProducts() if on_cpu else contextlib.nullcontext():
+        weight = next(weight for group in self.param_groups for weight in group["params"])
+        with FloatProducts() if weight.device.type == "cpu" else contextlib.nullcontext():
             for part in self.parts:
                 part.step()
 
@@ -83,19 +83,26 @@ class Optimizers:
 
 
 def optimizer_of(model: nn.Module, settings: Training) -> torch.optim.Optimizer | Optimizers:
-    """The optimizer for a model's weights. Matrices get weight decay, vectors (biases, norms) do not.
+    """The optimizer for a model's weights. Matrices get weight decay, vectors (biases, norms, decay rates) do not.
 
     Muon (Jordan et al. 2024) orthogonalises the updates of matrices; torch's implementation is used. Its updates are
     scaled like AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so both use one learning rate. A weight
-    of three dimensions is a stack of matrices (the networks of a learned sketch), each with an update of its own. AdamW
-    still updates embeddings and convolutions, whose weights are no such matrices.
+    of three dimensions is a stack of matrices (the networks of a learned sketch), each with an update of its own. One
+    of queries, keys and values together is one matrix: where queries and keys have no gradient, as with `identity`,
+    values move up to sqrt(3) times as far. AdamW still updates embeddings and convolutions, whose weights are no such
+    matrices.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     others = {id(p) for each in model.modules() if isinstance(each, NOT_MATRICES) for p in each.parameters()}
-    hidden = [p for p in trained if _is_matrix(p) and id(p) not in others] if settings.optimizer == "muon" else []
+    # A module names its weights of two dimensions that are no matrices, as timm's models do.
+    named = {id(getattr(each, name)) for each in model.modules() for name in getattr(each, "no_weight_decay", ())}
+    kept = [p for p in trained if _is_matrix(p) and id(p) not in others | named]
+    hidden = kept if settings.optimizer == "muon" else []
     by_muon = {id(p) for p in hidden}
     rest = [p for p in trained if id(p) not in by_muon]
-    matrices, vectors = ([p for p in rest if (p.dim() > 1) is wanted] for wanted in (True, False))
+    matrices, vectors = (
+        [p for p in rest if (p.dim() > 1 and id(p) not in named) is wanted] for wanted in (True, False)
+    )
     groups = ({"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0})
     adamw = torch.optim.AdamW(
         groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon

@@ -214,6 +214,9 @@ def test_every_draw_has_its_own_pairs_and_features(monkeypatch):
     attention = build_attention(context.config)
     drawn = [capacity.Capacity()._drawn(context, attention, number, 16) for number in (0, 1)]
     assert [draw.seed for draw in drawn] == [6, 7]
+    # Features of the seed with which the keys were drawn would be made of these keys.
+    keys = drawn_keys("gaussian", drawn[0].key.shape, torch.Generator().manual_seed(6))
+    assert not torch.isclose(drawn[0].key.double(), keys).any()
     assert not torch.equal(drawn[0].key, drawn[1].key) and not torch.equal(drawn[0].value, drawn[1].value)
     states = [draw._written(4) for draw in (drawn[0], drawn[1], drawn[0])]
     assert torch.equal(states[0].sums, states[2].sums) and attention.seed == 6

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import attention_zoo
 import bench.inputs
+from attention_zoo import UnsupportedError
 from bench import models, tasks
 from bench.common.errors import ConfigError
 from bench.inputs.base import inputs_seed
@@ -414,3 +415,13 @@ def test_cells_that_do_not_fit_the_model_are_one_line(changes, line, trained, tm
     with refused(line.format(trained()), (ConfigError, ValueError)):
         check_inputs(reading(trained(), **changes).config, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_trained_mechanism_is_made_for_longer_sequences_unless_its_weights_are_not(trained, tmp_path):
+    """`bench=capacity` reads one token more than the model, and the search for the largest seq_len many more."""
+    assert context(trained(), tmp_path).attention(max_seq_len=40).max_seq_len == 40
+    linformer = {"name": "linformer", "projection_dim": 4}
+    own = context(trained(attention=linformer, kind="encoder"), tmp_path, linformer, causal=False)
+    assert own.attention(max_seq_len=12).max_seq_len == 12
+    with pytest.raises(UnsupportedError, match="linformer was trained for 12 tokens, and takes no more"):
+        own.attention(max_seq_len=13)

@@ -82,6 +82,7 @@ text = functools.partial(given, "language_modelling")
         (given("listops", 2048, True), "causal=true: must be false: a classifier (model=classifier) reads task.name=l"),
         (given("listops", 1998), "seq_len=1998: must be at least 1999, one less than task.max_length"),
         (given("listops", max_length=999), "task.max_length=999: must be at least 1000, twice task.min_length"),
+        (given("listops", 2048, max_depth=2000), "task.max_depth=2000: must be a number of at most 100"),
         (given("listops", 2048, max_depth=3), "task.max_depth=3: must be larger: expressions have at most 122 tokens"),
         (given("image", 784), "seq_len=784: must be 1024, the pixels of task.name=image"),
         (given("image", data="nowhere"), "task.data='nowhere': must be cifar10, digits, or a folder"),

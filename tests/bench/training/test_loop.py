@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from loops import VOCABULARY, Ramps, trained, trainer, weights
+from loops import LENGTH, VOCABULARY, Ramps, trained, trainer, weights
 from torch import nn
 
 from bench.common.errors import NonFiniteError
@@ -170,3 +170,12 @@ def test_a_test_whose_loss_is_no_number_ends_the_training_with_that_reason():
         next(one.model.parameters()).fill_(math.nan)
     with pytest.raises(NonFiniteError, match="the loss of the test split is nan"):
         one.evaluate("test", 4)
+
+
+def test_a_batch_of_pairs_has_the_tokens_of_both():
+    class Pairs(Ramps):
+        def batch(self, split, indices):
+            one = super().batch(split, indices)
+            return Batch(torch.stack([one.tokens, one.tokens], 1), one.targets)
+
+    assert trainer(task=Pairs()).tokens == 2 * trainer().tokens == 2 * 8 * LENGTH

@@ -6,6 +6,7 @@ from loops import trained, trainer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attention_zoo.third_party.fla import FlaAttention
 from bench.models.layers import ShortConvolution
 from bench.training.optimizer import optimizer_of
 from bench.training.schedule import learning_rate
@@ -51,6 +52,20 @@ def test_what_is_neither_a_matrix_nor_a_stack_of_them_has_adamw_alone(module):
     made = optimizer_of(nn.ModuleList([module, linear]), Training(optimizer="muon"))
     adamw, muon = ({id(p) for group in part.param_groups for p in group["params"]} for part in made.parts)
     assert adamw == {id(p) for p in (*module.parameters(), linear.bias)} and muon == {id(linear.weight)}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_what_a_module_names_no_weight_decay_has_none_and_adamw(optimizer):
+    """As the decay rates of fla's mechanisms, of which some have two dimensions."""
+    linear = nn.Linear(3, 4)
+    linear.log_rate, linear.no_weight_decay = nn.Parameter(torch.randn(2, 3)), ("log_rate",)
+    before = linear.log_rate.clone()
+    made = optimizer_of(linear, Training(optimizer=optimizer, weight_decay=0.1, learning_rate=0.1))
+    for weight in linear.parameters():
+        weight.grad = torch.zeros_like(weight)
+    made.step()
+    assert torch.equal(linear.log_rate, before) and FlaAttention.no_weight_decay == ("log_rate",)
+    assert made.state[linear.log_rate].keys() == {"step", "exp_avg", "exp_avg_sq"}
 
 
 def test_all_weights_are_changed_and_their_rates_are_the_schedule_s():

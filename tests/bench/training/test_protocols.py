@@ -119,6 +119,13 @@ def test_without_a_lower_loss_for_as_long_as_patience_says_it_ends():
     assert not one.is_finished
 
 
+def test_a_loss_that_stays_the_same_is_not_lower():
+    one = trainer(patience=3, steps=1000)
+    for is_finished in (False, False, False, True):
+        one.evaluations.append({"loss": 2.0})
+        assert one.is_finished == is_finished
+
+
 def test_classes_are_counted_by_example_and_by_unit():
     one = trained(classifier(), 1)
     found = one.evaluate("test", 40)
