@@ -315,11 +315,12 @@ def _from(rows: pd.DataFrame) -> tuple[float, bool]:
 
 
 def _alike(frame: pd.DataFrame, one: pd.Series) -> pd.Series:
-    """Which rows are of the same mechanism and settings; a record may lack settings that others have."""
+    """Which rows are of the same mechanism, implementation and settings, of which a record may lack some."""
     settings = json.loads(one["hyperparameters"])
     texts = frame.loc[frame["mechanism"] == one["mechanism"], "hyperparameters"].drop_duplicates()
     same = [all(settings.get(k, v) == v for k, v in each.items()) for each in map(json.loads, texts)]
-    return (frame["mechanism"] == one["mechanism"]) & frame["hyperparameters"].isin(texts[same])
+    is_same = (frame["mechanism"] == one["mechanism"]) & (frame["impl"] == one["impl"])
+    return is_same & frame["hyperparameters"].isin(texts[same])
 
 
 def _memory(frame: pd.DataFrame, own: pd.DataFrame, measured_pass: str) -> dict[float, float]:
@@ -330,7 +331,7 @@ def _memory(frame: pd.DataFrame, own: pd.DataFrame, measured_pass: str) -> dict[
     is_peak = (frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)
     rows = frame[is_peak]
     shape = ["seq_len", "batch_size", "num_heads", "head_dim", "device_name", "causal"]
-    softmax = newest(rows[exact_softmax(rows)], ["attention", *shape])
+    softmax = newest(rows[exact_softmax(rows)], ["attention", "hyperparameters", "impl", *shape])
     least = softmax.groupby(shape)["value"].min()
     peaks = newest(rows.loc[rows.index.intersection(own.index)], shape).set_index(shape)["value"]
     smallest = (peaks / least).dropna().sort_index().groupby("seq_len").first()
@@ -342,6 +343,10 @@ def _errors(frame: pd.DataFrame, own: pd.DataFrame) -> tuple[float, Ratio | None
     rows = frame[(frame["bench"] == "spectral_norm") & (frame["metric"] == "relative")]
     rows = rows[(rows["inputs"] == "pretrained") & (rows["weights"] != "initialised") & rows["low"].notna()]
     rows = rows[rows["function"] == "softmax"]  # polynomials are approximated, too
+    rows = rows[rows["causal"].isin(own["causal"])]
+    # Errors on other inputs do not compare: those of most mechanisms are taken.
+    of_inputs = rows.groupby(["input_settings", "device_name"], dropna=False)["attention"]
+    rows = rows[of_inputs.transform("nunique") == of_inputs.nunique().max()]
     shape = ["seq_len", "batch_size", "input_settings", "device_name", "causal"]
     errors = newest(rows.loc[rows.index.intersection(own.index)], shape)
     means = newest(rows[rows["attention"] == AVERAGING], shape)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.controls import compared, losses, mean
+from analysis.controls import compared, losses, mean, unless_diverged
 from analysis.paired import BETTER, EQUIVALENT, UNDECIDED, WORSE, Difference, verdicts
 from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
@@ -144,8 +144,9 @@ def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
             how: iter(verdicts(one for part, one in both if part[1] == how)) for how in (REMOVED, NUMERATOR, ALONE)
         }
         worth = [
-            Worth(branch, how, against, mean(own), one, (EARNS if how == ALONE else USED)[next(words[how])[1]])
+            Worth(branch, how, against, mean(own), one, (EARNS if how == ALONE else USED)[word])
             for (branch, how, against, own), one in both
+            for word in [unless_diverged(next(words[how])[1], (against, name), rows)]
         ]
         if worth:
             yield Attribution(kind, n, name, mean(whole[name]), tuple(worth))

@@ -156,6 +156,7 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
         pair = [f"{each}, {_right(by_series[each])}" if of_classes else each for each in (positive, name)]
         sentence = f"{pair[0]} against {pair[1]}: {said(compared(best, chosen[name]) or one, of_classes, units)}"
         is_better = one.interval()[1] < -POINTS if of_classes else verdict(one) == BETTER
+        is_better = is_better and unless_diverged(BETTER, (positive, name), rows) == BETTER
         found.append((bool(is_better), -one.value, sentence))
     is_diagnostic, _, sentence = min(found)
     return Diagnosis(is_diagnostic, sentence, positive, negative)
@@ -254,6 +255,13 @@ def control_comparisons(frame: pd.DataFrame) -> pd.DataFrame:
 NEEDS = "needs bench=train of a mechanism and a control with losses by unit and two seeds or more"
 
 
+def unless_diverged(word: str, pair: tuple[str, str], rows: pd.DataFrame) -> str:
+    """The verdict on the first of a pair, or undecided: seeds that are left are those with which it went well."""
+    diverged = set(rows.loc[rows["status"] == "nonfinite", "series"])
+    ahead = {BETTER: set(pair[:1]), WORSE: set(pair[1:])}.get(word, set(pair))
+    return UNDECIDED if ahead & diverged else word
+
+
 def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]]:
     """The rows of `control_comparisons` for one task and length (`key`)."""
     found = diagnose(rows)
@@ -267,13 +275,10 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, Any]
     known = {pair: one for pair, one in both.items() if one is not None}
     cells = rows.drop_duplicates("cell_id")[["series", "duration_s", "disturbance"]]
     hours = cells.groupby("series")["duration_s"].mean() / 3600
-    diverged = set(rows.loc[rows["status"] == "nonfinite", "series"])
     table = []
     for ((name, anchor), one), (p, word) in zip(known.items(), verdicts(known.values()), strict=True):
         needed = one.seeds_needed(len(known)) if word == UNDECIDED else None
-        # The seeds that are left are those with which it went well.
-        ahead = {BETTER: {name}, WORSE: {anchor}}.get(word, {name, anchor})
-        word = UNDECIDED if ahead & diverged else word
+        word = unless_diverged(word, (name, anchor), rows)
         row: dict[str, Any] = {"task": key[0], "n": key[1], "attention": name, "against": anchor, **numbers(one, p)}
         row |= {"verdict": word if found.is_diagnostic else BLIND, "seeds needed": needed}
         row |= {"hours needed": needed and needed * (hours[name] + hours[anchor])}

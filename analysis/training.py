@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.frame import LATER
 from analysis.selection import compact, newest, require_ok, series, settle
 from bench.records.statistics import mean_interval
 
@@ -164,6 +165,7 @@ def work(rows: pd.DataFrame) -> list[str]:
     works = []
     for settings in map(json.loads, rows["settings"]):
         training = {key: _part(settings, "training").get(key) for key in ("accumulate", "compile")}
+        training["optimizer"] = _part(settings, "training").get("optimizer", LATER["optimizer"])
         works.append({key: settings.get(key) for key in ("model", "task")} | training)
     return _json(works)
 

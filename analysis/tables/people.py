@@ -133,6 +133,8 @@ def _trained(table: pd.DataFrame) -> pd.DataFrame:
         is_text = str(task).startswith("language modelling")
         name = "loss (nats)" if is_text else "right (%)"
         texts = _interval(rows, name, f"lowest {name}", f"highest {name}")
+        of_all = " (" + rows["seeds"].astype(str) + " of " + (rows["seeds"] + rows["failed"]).astype(str) + " seeds)"
+        texts = texts.where(rows["failed"] == 0, texts + of_all)
         columns[f"{task}, n = {n}: {'' if is_text else 'wholly '}{name}"] = texts.set_axis(rows["attention"])
     return pd.DataFrame(columns).sort_index().fillna("").rename_axis("attention").reset_index()
 

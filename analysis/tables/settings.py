@@ -77,6 +77,7 @@ def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
 def _flat(row: dict[str, Any]) -> dict[str, str]:
     """All settings of a cell as text, apart from its mechanism and its seed."""
     own = {key: str(row[key]) for key in ("seq_len", "tokens", "num_heads", "head_dim", "dtype")}
+    own["files"] = json.dumps(json.loads(row["settings"]).get("files"))
     for part in ("model", "task", "training"):
         values = json.loads(row["settings"]).get(part)
         # A record from another version may lack it.

@@ -335,3 +335,33 @@ def test_of_those_that_are_ahead_from_one_length_on_the_fastest_comes_first(rng)
     (said,) = answer.sentences(found)
     there = "from there to n = 4,096, the longest measured, `linformer` is faster, and the fastest"
     assert f"below n = 1,024, where nothing stays clearly faster; {there}" in said
+
+
+@pytest.mark.parametrize("slow", ["flash", "skeinformer"])
+def test_memory_is_of_the_implementation_that_was_timed_and_the_softmax_that_needs_least(rng, slow):
+    """The plain code of softmax needs a hundred times as much, and may be measured last."""
+    shape = {"batch_size": 1, "causal": False}
+    held = [memory(name, 2048, **shape) for name in ("flash", "skeinformer")]
+    speeds = [timed(rng, costs(n), n) for n in (1024, 4096)]
+    plain = changed(memory(slow, 2048, impl="reference", **shape), ended="2099-01-01T00:00:00+00:00")
+    plain = changed(plain, measurements={"passes": {"forward": {"peak_bytes": 10**9}}})
+    expected = only(tidy([*speeds, *held])).memory
+    assert only(tidy([*speeds, *held, plain])).memory == expected != {}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_errors_on_other_inputs_do_not_compare(rng, order):
+    """On the inputs that both have, skeinformer is the nearer one."""
+    records = [timed(rng, costs(n, 500, performer=100.0 * n), n) for n in LENGTHS]
+    both = [spectral(name, 1024, 256, rng, "pretrained") for name in ("skeinformer", "performer")]
+    both.append(spectral("v_mean", 1024, None, rng, "pretrained"))
+    other = [changed(one, config={"inputs": {"layer": 7}}) for one in both[1:]]
+    frame = tidy([*records, *[*both, *other][::order]])
+    is_other = frame["input_settings"].str.contains('"layer": 7')
+    planted = {("skeinformer", False): 0.1, ("performer", False): 0.2, ("v_mean", False): 0.5}
+    for (name, there), error in (planted | {("performer", True): 0.01, ("v_mean", True): 0.3}).items():
+        rows = (frame["attention"] == name) & (frame["metric"] == "relative") & (is_other == there)
+        assert rows.sum() == 1
+        frame.loc[rows, ["value", "low", "high"]] = (error, 0.9 * error, 1.1 * error)
+    (said,) = answer.sentences(answer.answers(frame))
+    assert "`skeinformer` is the nearest that is faster" in said

@@ -1,5 +1,7 @@
 """A hybrid's loss is attributed to the branch whose work it is, where the truth is planted."""
 
+import dataclasses
+
 import pytest
 from drawn import caption, changed, panels, words
 from synthetic_quality import ATTENTIONS, HYBRID, hybrid, runs
@@ -144,3 +146,11 @@ def test_the_figure_keeps_its_words_inside_and_diagnoses_only_what_it_shows():
 def test_without_a_hybrid_it_says_what_is_missing():
     with pytest.raises(MissingRecords, match="hybrid"):
         table(tidy(runs()))
+
+
+def test_what_diverged_with_a_seed_earns_nothing():
+    """The seeds that are left are those with which it went well."""
+    whole = hybrid(0.4, 0.2, 10)
+    lost = [one for one in whole if one.config["label"] == HYBRID and one.config["seed"] > 4]
+    records = [dataclasses.replace(one, status="nonfinite", measurements={}) if one in lost else one for one in whole]
+    assert only(whole).owner == "both" and only(records).owner == "undecided"

@@ -177,3 +177,10 @@ def test_comparisons_allow_for_the_rates_and_controls_that_the_same_seeds_chose(
     table = control_comparisons(tidy(runs() + far)).set_index(["attention", "against"])
     before = control_comparisons(tidy(runs())).set_index(["attention", "against"])
     assert table.loc[("performer", "local"), "high"] == before.loc[("performer", "local"), "high"]
+
+
+def test_softmax_that_diverged_with_a_seed_makes_no_task_diagnostic():
+    records = runs(seeds=6)
+    lost = [dataclasses.replace(one, status="nonfinite", measurements={})
+            if (one.config["label"], one.config["seed"]) == ("softmax", 5) else one for one in records]  # fmt: skip
+    assert [only(each).is_diagnostic for each in (records, lost)] == [True, False]

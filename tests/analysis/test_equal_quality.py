@@ -202,3 +202,8 @@ def test_a_task_of_which_no_step_was_timed_is_not_drawn():
     assert {axes.get_title() for axes in figure.axes} == {"language modelling, sympy"} and "kjv" not in figure.caption
     with pytest.raises(MissingRecords, match="needs bench=compare_train_step"):
         equal_quality.figure(untimed)
+
+
+def test_a_step_of_another_optimizer_is_no_step_of_this_model():
+    muon = apart("flash", 400, config={"training": {"optimizer": "muon"}}, ended="2099-01-01T00:00:00+00:00")
+    assert performers(apart("flash", 4), apart("performer", 2), muon)["speed"] == pytest.approx(2, abs=0.1)

@@ -98,6 +98,8 @@ def test_text_has_tokens_that_are_right_and_no_example(rng):
     assert header == ["mechanism", "language modelling, kjv, n = 64: loss (nats)", "reversal, n = 64: wholly right (%)"]
     assert [row[0] for row in body] == ["performer", "softmax"]
     assert "not diagnostic here: all tasks" in readable("trained", table.reset_index())
+    diverged = readable("trained", table.assign(failed=4).reset_index())
+    assert "(1 of 5 seeds)" in diverged and "seeds)" not in readable("trained", table.reset_index())
 
 
 def test_ways_of_measuring_and_passes_stand_beside_each_other(rng):

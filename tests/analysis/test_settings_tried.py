@@ -66,3 +66,15 @@ def test_without_a_control_or_with_one_setting_alone_there_is_no_table():
     for losses in ({"softmax": 1.9, "performer": 1.8}, HELPS):
         with pytest.raises(MissingRecords, match=r"a control .*, in several settings of one task"):
             table(tidy(runs(losses)))
+
+
+def test_models_of_another_content_of_a_file_are_another_setting():
+    records = [*runs(HELPS), *runs(HELPS, text="pydoc")]
+    edited = [
+        synthetic_records.record(one.config | {"files": {"text": "b"}}, one.measurements)
+        for one in runs({"local": 1.5})
+    ]
+    before, after = (
+        table(tidy(each)).set_index("setting")["its loss"].to_dict() for each in (records, records + edited)
+    )
+    assert before == after
