@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ def require(name: str, value: Any, holds: bool, allowed: str) -> None:
 
 def check_int(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` if it is an integer of at least `minimum`, else raise `ValueError`."""
-    is_int = isinstance(value, int) and not isinstance(value, bool)
+    is_int = isinstance(value, Integral) and not isinstance(value, bool)  # numpy's, too
     require(name, value, is_int and value >= minimum, f"an integer of at least {minimum}")
-    return value
+    return int(value)
 
 
 def check_seed(value: Any) -> int:

@@ -30,6 +30,8 @@ AUTO_ORDER = ("cudnn", "flash", "efficient")
 FIRST_RIGHT_CUDNN, CUDNN_MULTIPLE = 91501, 128
 # flash-attn-4 installs a namespace of the same name without this module.
 FLASH_ATTN_MODULE = "flash_attn.flash_attn_interface"
+# More shapes than a model has; a server that runs for long may see every length with every batch.
+MOST_CHOICES = 1024
 
 
 class Choice(NamedTuple):
@@ -114,6 +116,8 @@ class Flash(KernelSoftmax):
         settings = torch.is_grad_enabled(), has_mask, is_causal, self.dropout_p
         asked = query.shape, keys, query.dtype, query.device, tensors, *settings
         if asked not in self._choices:
+            if len(self._choices) >= MOST_CHOICES:
+                self._choices.clear()
             self._choices[asked] = self._ask(query, key, value, has_mask, is_causal)
         return self._choices[asked]
 

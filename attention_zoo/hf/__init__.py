@@ -106,7 +106,7 @@ def attach(
     already has the mechanisms that were saved with it, and keeps them.
 
     Args:
-        model: a `PreTrainedModel`, or a part of one.
+        model: a `PreTrainedModel`, or a part of one. Without a head it shares its config with all made from that.
         name: as in `register`, which is called with `settings` unless there are none and the name is known.
         layers: the attention modules, numbered from 0 in the order of their calls; the others keep their attention (for
             example a sliding window), also when the model's implementation is set again. None is all of them.
@@ -123,8 +123,9 @@ def attach(
     name = name if settings.get("attention") else _interface_name(name)
     if settings or name not in _REGISTERED:
         register(name, **settings)
-    implementation, called = _REGISTERED[name], dict[nn.Module, Attention]()
-    inputs = example or _few_tokens(model)
+    implementation, called, inputs = _REGISTERED[name], dict[nn.Module, Attention](), example or _few_tokens(model)
+    if getattr(model, "base_model", model) is not model:
+        _with_its_own_config(model)
     modules: Sequence[Any] = () if layers is None else _chosen(model, layers, inputs)
     before = model.config._attn_implementation, [module.config for module in modules]
     implementation.called = called
@@ -148,6 +149,14 @@ def attach(
     for module, made in called.items():
         made.train(module.training)
     return list(called.values())
+
+
+def _with_its_own_config(model: Any) -> None:
+    """Copy the config, which other models may have been made from: the name of the attention is written into it."""
+    copies: dict[int, Any] = {}
+    for part in model.modules():
+        if hasattr(part, "config"):
+            part.config = copy.deepcopy(part.config, copies)
 
 
 def _chosen(model: Any, layers: Sequence[int], inputs: Mapping[str, Tensor]) -> list[nn.Module]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationMixin
 
 from attention_zoo.base import Attention
@@ -21,6 +21,7 @@ from attention_zoo.ops.decoding.states import State
 
 # The names of the cache in `generate`: transformers 5.24 renamed it.
 NAMES = ("cache", "past_key_values")
+KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
 # The attribute of a mask that a layer has looked at: all layers of a model get the same one.
 LOOKED_AT = "attention_zoo_looked_at"
 
@@ -33,6 +34,7 @@ class StateLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.state: State | None = None
+        self._is_new = False  # whether there are keys that no attention has added to the state
         self._padding: Tensor | None = None  # of the first tokens of the state, True at padding; of all others none is
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -40,7 +42,9 @@ class StateLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return only the new keys and values, and mark the keys with this layer; `attend` adds them to the state."""
-        self.is_initialized = True
+        if self._is_new:
+            raise UnsupportedError("the model attends to other keys than it caches: generate with use_cache=False")
+        self.is_initialized = self._is_new = True
         setattr(key_states, MARK, self)
         return key_states, value_states
 
@@ -53,8 +57,12 @@ class StateLayer(CacheLayerMixin):
             mask: `(batch, seen)`, True at tokens, or `(batch, 1, tokens, seen)`, True where visible; None sees all.
 
         Raises:
-            UnsupportedError: the mask is more than padding, or hides tokens that are in the state.
+            UnsupportedError: the mask is more than padding, or hides tokens that are in the state, or the keys are in
+                the state already.
         """
+        if not self._is_new:
+            raise UnsupportedError("the model attends to the same keys twice: generate with use_cache=False")
+        self._is_new = False
         tokens, seen = query.shape[2], self.get_seq_length()
         visible = None if mask is None else visible_of(mask)
         if visible is not None and self.state is not None:
@@ -106,7 +114,7 @@ class StateLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self.state = self._padding = None
+        self.state, self._padding, self._is_new = None, None, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Choose sequences, as a beam search does."""
@@ -137,7 +145,9 @@ class StateCache(Cache):
         from_state = dict(_layers(model))
         length = max([len(others), *(index + 1 for index in from_state)], default=0)
         others += [DynamicLayer() for _ in range(length - len(others))]
-        super().__init__([StateLayer() if from_state.get(i) else other for i, other in enumerate(others)])
+        # Layers of another kind, such as Mamba's, have caches of their own.
+        replaced = [from_state.get(i) and type(one) in KEYS_AND_VALUES for i, one in enumerate(others)]
+        super().__init__([StateLayer() if is_state else one for is_state, one in zip(replaced, others, strict=True)])
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[int, bool]]:

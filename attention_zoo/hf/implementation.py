@@ -128,6 +128,7 @@ class Implementation:
 
     def _create(self, module: nn.Module, query: Tensor, causal: bool) -> Attention:
         index = getattr(module, "layer_idx", None) if self.called is None else len(self.called)
+        index = None if index is not None and index < 0 else index  # as layers that share weights have
         if index is None and info(self.attention).random:
             kind, use = type(module).__name__, "use attention_zoo.hf.attach"
             raise UnsupportedError(f"layer_idx: {kind} has none, layers would share a seed; {use}")

@@ -39,6 +39,7 @@ def key_mask(
     Raises:
         UnsupportedError: a sliding window or a chunk is shorter than the sequence.
     """
+    local_size = local_size or None  # a model without windows may ask for a mask of 0 that no layer uses
     if local_size is not None and kv_length > local_size:
         raise UnsupportedError(
             f"sliding_window={local_size}: is shorter than the {kv_length} keys, all of which are seen"
@@ -76,8 +77,10 @@ def attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask
     numbers = f"{keys} keys for {queries} queries"
     if not isinstance(attention, Softmax):
         raise UnsupportedError(f"{numbers}: {attention.info.name} cannot go on from cached keys; pass use_cache=False")
-    if mask is None:
+    if mask is None and queries > 1:
         raise UnsupportedError(f"{numbers}: without a mask it is open which keys each of them sees")
+    if mask is None:
+        mask = torch.ones(len(query), keys, dtype=torch.bool, device=query.device)
     visible = mask[:, 0] if mask.ndim == 4 else mask[:, None] & mask.new_ones(queries, keys).tril(keys - queries)
     if queries > 1:
         return attention.attend_visible(query, key, value, visible[:, None])

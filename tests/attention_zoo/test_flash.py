@@ -212,3 +212,11 @@ def test_a_gpu_backend_equals_softmax_or_refuses(n, backend, dtype, causal, mask
         return
     assert dtype != torch.float64
     assert attention.executed.backend in (AUTO_ORDER if backend == "auto" else (backend,))
+
+
+def test_choices_of_shapes_long_gone_are_forgotten(monkeypatch):
+    monkeypatch.setattr(flash, "MOST_CHOICES", 3)
+    attention = make()
+    for n in range(1, 9):
+        attention(*torch.randn(3, 1, HEADS, n, H).unbind())
+    assert 0 < len(attention._choices) <= 3

@@ -377,12 +377,16 @@ def test_a_mask_that_hides_what_is_in_the_state_is_refused(padded, new):
     drawn, shown = torch.randn(2, 1, 5, 4), torch.ones(2, 5, dtype=torch.bool)
     layer, mask, tokens = StateLayer(), shown.clone(), drawn[:, :, : 5 - new]
     mask[0, 0] = not padded
-    layer.attend(attention, tokens, tokens, tokens, mask[:, : 5 - new] if padded else None)
+
+    def attend(layer, new, visible):
+        return layer.attend(attention, new, *layer.update(new, new), visible)
+
+    attend(layer, tokens, mask[:, : 5 - new] if padded else None)
     layer.batch_select_indices(torch.tensor([1, 0]))
     mask, rest = mask[[1, 0]], drawn[:, :, 5 - new :]
 
     def attended(visible):
-        return copy.deepcopy(layer).attend(attention, rest, rest, rest, visible)
+        return attend(copy.deepcopy(layer), rest, visible)
 
     expected = attended(mask)
     torch.testing.assert_close(attended(shown), expected)
@@ -392,8 +396,8 @@ def test_a_mask_that_hides_what_is_in_the_state_is_refused(padded, new):
         hides[0, column] = False
         for visible in (hides, visible_keys(5, 5, True, ~hides, hides.device)[:, :, 5 - new :]):
             with pytest.raises(UnsupportedError, match="hides tokens that are in the state"):
-                layer.attend(attention, rest, rest, rest, visible)
-    torch.testing.assert_close(layer.attend(attention, rest, rest, rest, mask), expected)
+                attend(layer, rest, visible)
+    torch.testing.assert_close(attend(layer, rest, mask), expected)
 
 
 # --- The example ----------------------------------------------------------------------------------
