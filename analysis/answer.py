@@ -345,8 +345,8 @@ def _errors(frame: pd.DataFrame, own: pd.DataFrame) -> tuple[float, Ratio | None
     rows = rows[rows["function"] == "softmax"]  # polynomials are approximated, too
     rows = rows[rows["causal"].isin(own["causal"])]
     # Errors on other inputs do not compare: those of most mechanisms are taken.
-    of_inputs = rows.groupby(["input_settings", "device_name"], dropna=False)["attention"]
-    rows = rows[of_inputs.transform("nunique") == of_inputs.nunique().max()]
+    inputs = rows.groupby(["input_settings", "device_name"], dropna=False).ngroup()
+    rows = rows[inputs == rows.groupby(inputs)["attention"].nunique().idxmax()] if len(rows) else rows
     shape = ["seq_len", "batch_size", "input_settings", "device_name", "causal"]
     errors = newest(rows.loc[rows.index.intersection(own.index)], shape)
     means = newest(rows[rows["attention"] == AVERAGING], shape)

@@ -106,7 +106,7 @@ def attach(
     already has the mechanisms that were saved with it, and keeps them.
 
     Args:
-        model: a `PreTrainedModel`, or a part of one. Without a head it shares its config with all made from that.
+        model: a `PreTrainedModel`, or a part of one. Only one with a head gets a config of its own.
         name: as in `register`, which is called with `settings` unless there are none and the name is known.
         layers: the attention modules, numbered from 0 in the order of their calls; the others keep their attention (for
             example a sliding window), also when the model's implementation is set again. None is all of them.

@@ -77,9 +77,9 @@ def attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask
     numbers = f"{keys} keys for {queries} queries"
     if not isinstance(attention, Softmax):
         raise UnsupportedError(f"{numbers}: {attention.info.name} cannot go on from cached keys; pass use_cache=False")
-    if mask is None and queries > 1:
-        raise UnsupportedError(f"{numbers}: without a mask it is open which keys each of them sees")
     if mask is None:
+        if queries > 1:
+            raise UnsupportedError(f"{numbers}: without a mask it is open which keys each of them sees")
         mask = torch.ones(len(query), keys, dtype=torch.bool, device=query.device)
     visible = mask[:, 0] if mask.ndim == 4 else mask[:, None] & mask.new_ones(queries, keys).tril(keys - queries)
     if queries > 1:

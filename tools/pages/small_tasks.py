@@ -163,12 +163,10 @@ def is_beaten(rows: pd.DataFrame) -> bool:
 def _in_arena(key: tuple[str, int], rows: pd.DataFrame) -> dict[str, str]:
     found = diagnose(rows)
     wrong = as_chosen(rows, error_rates(rows), found)
-    right = {
-        name: f"`{name}` {100 * (1 - mean(wrong[name])):.1f} %" for name in (found.positive, found.negative) if name
-    }
-    cells = {"task": f"{key[0]}, n = {key[1]:,}: {found.word}"}
-    cells |= dict(zip(("softmax", "best control"), right.values(), strict=False))
-    one = compared(*(wrong[name] for name in right)) if len(right) > 1 else None
+    names = {column: name for column, name in (("softmax", found.positive), ("best control", found.negative)) if name}
+    right = {column: f"`{name}` {100 * (1 - mean(wrong[name])):.1f} %" for column, name in names.items()}
+    cells = {"task": f"{key[0]}, n = {key[1]:,}: {found.word}", **right}
+    one = compared(*(wrong[name] for name in names.values())) if len(names) > 1 else None
     if one is None:
         return cells
     low, high = (-100 * end for end in reversed(one.interval()))
