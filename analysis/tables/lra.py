@@ -11,7 +11,7 @@ from analysis.controls import ACCURACY, POINTS, Losses, compared
 from analysis.frame import LATER, LOOKS
 from analysis.paired import Difference, difference, verdicts
 from analysis.published import published
-from analysis.selection import MissingRecords, disturbance, unless_quiet
+from analysis.selection import MissingRecords, disturbance, exact_softmax, parsed, series, unless_quiet
 from analysis.training import TASK_OPTIONS, panels, timed, trained_cells
 
 LENGTHS = {"text": 4096, "listops": 2048, "retrieval": 4096, "pathfinder": 1024, "image": 1024}
@@ -24,6 +24,7 @@ SAME = {"flash": "softmax"}
 PAPERS = {"accuracy": "Skeinformer (%)", "minutes_per_1000_steps": "Skeinformer, minutes per 1,000 steps"}
 OPTIONS = {"training": None, "model": ("dropout", "pooling"), "task": TASK_OPTIONS}
 """Settings that belong to the protocol, by group; None: all settings of the group but the learning rate."""
+_SHAPE = ["batch_size", "num_heads", "head_dim", "dtype", "device"]
 NEEDS = f"needs an ok record of bench=train with task={' or '.join(TASKS)}"
 
 
@@ -100,24 +101,29 @@ def protocols(frame: pd.DataFrame) -> pd.DataFrame:
     cells = cells[cells["status"] == "ok"]
     if cells.empty:
         raise MissingRecords(NEEDS)
-    keys = ["inputs", "seq_len", "batch_size", "dtype", "rest"]
+    keys = ["inputs", "seq_len", *_SHAPE, "rest"]
     found = [
-        (row | {"dtype": key[3], "learning rate": json.loads(key[4])[1]}, one)
+        (row | dict(zip(_SHAPE, key[2:], strict=False)) | {"learning rate": json.loads(key[-1])[1]}, one)
         for key, rows in _with_options(cells).groupby(keys)
         for row, one in _changes(key[0], key[1], rows)
     ]
     if not found:
         raise MissingRecords(f"{NEEDS}, and of the same with one option changed, with two seeds or more of both")
     table = pd.DataFrame([row for row, _ in found])
+    told = [name for name in [*_SHAPE, "learning rate"] if table[name].nunique() > 1]
     if not table.duplicated(["task", "n", "attention", "option"]).any():
-        table = table.drop(columns=["dtype", "learning rate"])
+        told = []
+    table = table.drop(columns=[name for name in [*_SHAPE, "learning rate"] if name not in told])
     words = [word for _, word in verdicts((one for _, one in found), POINTS)]
     return unless_quiet(table.assign(verdict=words))
 
 
 def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
-    """Add `options`, the protocol's settings as JSON by `group.key`, `rest`: of the task and the rate, and `series`."""
-    options, rest = [], []
+    """Add `options`, the protocol's settings as JSON by `group.key`, and `rest`: of the task and the rate.
+
+    The other settings of the model join the hyperparameters: another model is another series and no option.
+    """
+    options, rest, models = [], [], []
     for text in cells["settings"]:
         settings = json.loads(text)
         own: dict[str, object] = {}
@@ -127,15 +133,20 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
         task = {key: value for key, value in (settings.get("task") or {}).items() if key not in TASK_OPTIONS}
         rest.append(json.dumps([task, own.pop("training.learning_rate", None)], sort_keys=True))
         options.append(json.dumps(own, sort_keys=True))
-    return cells.assign(options=options, rest=rest, series=cells["attention"])
+        models.append({k: v for k, v in (settings.get("model") or {}).items() if k not in (OPTIONS["model"] or ())})
+    both = zip(parsed(cells["hyperparameters"]), models, strict=True)
+    hyperparameters = [json.dumps(own | {f"model.{k}": v for k, v in model.items()}) for own, model in both]
+    return cells.assign(options=options, rest=rest, model=[json.dumps(one, sort_keys=True) for one in models],
+                        hyperparameters=hyperparameters)  # fmt: skip
 
 
 def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str, object], Difference]]:
     """A row and a difference for each mechanism with each protocol other than the most frequent one."""
     usual = cells["options"].value_counts().idxmax()
-    newest = cells.sort_values("ended").drop_duplicates(["options", "attention", "seed"], keep="last")
+    newest = cells.assign(series=series(cells)).sort_values("ended")
+    newest = newest.drop_duplicates(["options", "series", "seed"], keep="last")
     by_protocol = {text: controls.error_rates(rows) for text, rows in newest.groupby("options")}
-    softmax = next((name for name in ("flash", "softmax") if name in by_protocol[usual]), "")
+    softmax = _softmax_of(newest[newest["options"] == usual])
     for text, by_name in by_protocol.items():
         for name, errors in by_name.items() if text != usual else ():
             one = compared(errors, by_protocol[usual].get(name, Losses()))
@@ -146,9 +157,21 @@ def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str,
             row |= {"usual (%)": _percent(by_protocol[usual][name]), "with it (%)": _percent(errors)}
             row |= {"difference (points)": -100 * one.value, "low": low, "high": high, "seeds": one.seeds}
             for column, protocol in (("ahead of softmax (points)", usual), ("with it (points)", text)):
-                ahead = compared(by_protocol[protocol][name], by_protocol[protocol].get(softmax, Losses()))
-                row[column] = None if ahead is None or name == softmax else -100 * ahead.value
-            yield row | {"disturbed": disturbance(newest[newest["attention"] == name])}, one
+                ahead = compared(by_protocol[protocol][name], by_protocol[protocol].get(softmax[name], Losses()))
+                row[column] = None if ahead is None or name == softmax[name] else -100 * ahead.value
+            yield row | {"disturbed": disturbance(newest[newest["series"] == name])}, one
+
+
+def _softmax_of(rows: pd.DataFrame) -> dict[str, str]:
+    """By series the exact softmax of its model, of most runs for a control with its own model; "" if missing."""
+    exact = rows[exact_softmax(rows)]
+    by_model = exact.groupby("model")["series"].agg(lambda names: names.value_counts().idxmax())
+    usual = exact["series"].value_counts().index.tolist()[:1]
+    found = {}
+    for name, label, model in rows[["series", "attention", "model"]].itertuples(index=False):
+        has_own = json.loads(model).get("name") == label
+        found[name] = by_model.get(model, usual[0] if has_own and usual else "")
+    return found
 
 
 def _percent(errors: Losses) -> float:
