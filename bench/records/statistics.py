@@ -122,9 +122,9 @@ def crossover(lengths: Sequence[float], ratios: Sequence[ArrayLike]) -> Crossove
     """Where one of a and b overtakes the other for good; None if the measured lengths show no crossing.
 
     The median log ratio is interpolated linearly over the logarithm of the length, between the two measured lengths
-    around its last change of sign. The interval comes from resampling the rounds of every length; with fewer than
-    `FEWEST` rounds it is the range of the resampled crossings. It says nothing of another run: every length is a cell
-    of its own, and repeated cells differ by more than their rounds do.
+    around its last change of sign. The interval comes from resampling the rounds of every length; fewer than `FEWEST`
+    decide nothing, as in `ratio_interval`: it is open at both ends. It says nothing of another run: every length is a
+    cell of its own, and repeated cells differ by more than their rounds do.
 
     Args:
         lengths: sequence lengths; raises ValueError if they do not ascend.
@@ -139,6 +139,8 @@ def crossover(lengths: Sequence[float], ratios: Sequence[ArrayLike]) -> Crossove
     length = _last_crossing(x, medians, ahead)
     if not 0 < length < np.inf:
         return None
+    if min(len(values) for values in logs) < FEWEST:
+        return Crossover(float(length), 0.0, math.inf, "b" if ahead else "a")
     generator = np.random.default_rng(0)
     resampled = np.stack([_resampled_medians(values, generator) for values in logs], axis=1)
     crossings = np.array([_last_crossing(x, row, ahead) for row in resampled])

@@ -77,6 +77,14 @@ def test_the_interval_of_the_crossover_covers_it():
     assert hits >= 51  # 57 expected, three binomial standard errors of 1.7 below
 
 
+def test_few_rounds_leave_the_interval_open():
+    lengths, ratios = [1, 2, 4, 8], (0.5, 0.6, 1.5, 2.0)
+    few, enough = ([np.full(rounds, ratio) for ratio in ratios] for rounds in (FEWEST - 1, FEWEST))
+    found = crossover(lengths, few)
+    assert (found.low, found.high) == (0, np.inf) and found.length == crossover(lengths, enough).length
+    assert crossover(lengths, [*enough[:3], few[3]]).high == np.inf and crossover(lengths, enough).high < np.inf
+
+
 def test_no_crossing_is_none_and_the_last_one_counts():
     lengths = [1, 2, 4, 8]
     assert crossover(lengths, [np.full(8, 2.0)] * 4) is None
