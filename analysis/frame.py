@@ -137,12 +137,27 @@ def widened(frame: pd.DataFrame) -> pd.DataFrame:
     names = shown["metric"] + shown["pass"].map(lambda name: f" {name}" if isinstance(name, str) else "")
     shown["name"] = names + shown["shown_unit"].map(lambda unit: f" ({unit})" if unit else "")
     shown["shown"] = shown["value"] * shown["factor"]
-    # One row joins metrics of several benchmarks, whose own settings differ; models and tasks must agree.
-    parts = [json.loads(text) for text in shown["settings"]]
-    shown["settings"] = [_json({k: v for k, v in part.items() if k not in ("bench", "baseline")}) for part in parts]
+    shown["settings"] = _joined_settings(shown)
     conditions = [k for k in _CONDITIONS if shown[k].nunique(dropna=False) > 1 or k in ("attention", "seq_len")]
     wide = shown.groupby([*conditions, "name"], dropna=False)["shown"].last().unstack("name")
     return wide.reset_index().rename_axis(columns=None)
+
+
+def _joined_settings(rows: pd.DataFrame) -> list[str]:
+    """One row joins metrics of several benchmarks: of their own settings only those count that differ within one.
+
+    Models and tasks must agree.
+    """
+    parts = [json.loads(text) for text in rows["settings"]]
+    values: dict[tuple[str, str], set[str]] = {}
+    for bench, part in zip(rows["bench"], parts, strict=True):
+        for key, value in part.get("bench", {}).items():
+            values.setdefault((bench, key), set()).add(json.dumps(value))
+    joined = []
+    for bench, part in zip(rows["bench"], parts, strict=True):
+        own = {f"bench.{k}": v for k, v in part.get("bench", {}).items() if len(values[bench, k]) > 1}
+        joined.append(_json({k: v for k, v in part.items() if k not in ("bench", "baseline")} | own))
+    return joined
 
 
 def tidy(records: Iterable[Record]) -> pd.DataFrame:

@@ -47,7 +47,9 @@ class Entry:
         """The settings that can distinguish its line from others; not a batch size that follows the length."""
         config = flatten(self.config)
         config["tokens"] = config.pop("batch_size") * config["seq_len"]
-        return {key: value for key, value in config.items() if not re.match(r"bench\.|(seed|repeats|label)$", key)}
+        of_bench = ("name", "against", *traits(self.record)["not_conditions"])
+        ignored = {"seed", "repeats", "label", *(f"bench.{key}" for key in of_bench)}
+        return {key: value for key, value in config.items() if key not in ignored}
 
 
 @dataclass(frozen=True)

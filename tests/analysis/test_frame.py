@@ -181,6 +181,15 @@ def test_time_and_memory_of_one_condition_are_in_one_row_and_trainings_apart(rng
     assert len(wide[wide["loss (nats)"].notna()]) == len(wide[wide["step_time (ms)"].notna()]) == 2
 
 
+def test_settings_of_one_benchmark_that_differ_have_a_row_each(rng):
+    """Capacities of different keys are no two measurements of the same."""
+    both = [changed(latency("flash", 64, rng), {"bench": {"name": "latency", "keys": keys}}) for keys in ("a", "b")]
+    held = changed(memory("flash", 64), {"batch_size": both[0].config["batch_size"]})
+    wide = widened(tidy([*both, held]))
+    assert len(wide) == 3 and wide["settings"].nunique() == 3
+    assert len(widened(tidy([both[0], held]))) == 1
+
+
 def test_the_wide_frame_has_a_row_for_each_number_of_threads(rng):
     one, two = latency("flash", 512, rng), latency("flash", 512, rng)
     two = dataclasses.replace(two, cell_id="0" * 64, numerics={**(two.numerics or {}), "threads": 7})

@@ -66,6 +66,13 @@ def test_what_makes_times_comparable_tells_lines_apart_and_is_in_their_names(cha
     assert by_name(records).keys() == {f"flash, {word}" for word in words}
 
 
+def test_cells_of_one_benchmark_with_other_settings_are_not_averaged(rng):
+    records = [synthetic.spectral("performer", 1024, 64, rng) for _ in range(2)]
+    for record, trials in zip(records, (1, 2), strict=True):
+        record.config["bench"]["trials"] = trials
+    assert by_name(of("1", *records)).keys() == {f"performer, bench.trials={trials}" for trials in (1, 2)}
+
+
 def test_a_batch_that_follows_the_length_is_one_condition(rng):
     records = [synthetic.latency("flash", n, rng) for n in (512, 2048, 65536)]
     assert len({record.config["batch_size"] for record in records}) == 3
