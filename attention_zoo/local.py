@@ -75,7 +75,19 @@ class Local(Attention):
         has_norm = not self.is_softmax if qk_layernorm is None else check_bool("qk_layernorm", qk_layernorm)
         self.query_norm = nn.LayerNorm(self.head_dim) if has_norm else nn.Identity()
         is_separate = check_bool("separate_norms", separate_norms) and has_norm
-        self.key_norm = nn.LayerNorm(self.head_dim) if is_separate else self.query_norm
+        self.key_norm = nn.LayerNorm(self.head_dim) if is_separate else None
+
+    @property
+    def _norm_of_keys(self) -> nn.Module:
+        """A norm that both share has one name, so that its parameters are saved once (safetensors)."""
+        return self.query_norm if self.key_norm is None else self.key_norm
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # Before 0.2 a norm that both share had both names, of which some formats keep one.
+        own = f"{prefix}key_norm."
+        for name in [name for name in state_dict if self.key_norm is None and name.startswith(own)]:
+            state_dict.setdefault(f"{prefix}query_norm.{name.removeprefix(own)}", state_dict.pop(name))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
     def weight_degree(self) -> int:
@@ -121,7 +133,7 @@ class Local(Attention):
         if padding is not None:
             hidden = windows(in_blocks(padding[:, None, :, None].to(query.dtype)))
             visible = visible & (hidden == 0).mT
-        keys, values = windows(in_blocks(self.key_norm(key))), windows(in_blocks(value))
+        keys, values = windows(in_blocks(self._norm_of_keys(key))), windows(in_blocks(value))
         weights = self._weights(in_blocks(self.query_norm(query)), keys, visible)
         return (weights @ values).flatten(2, 3)[:, :, :seq_len].contiguous()
 
@@ -132,14 +144,14 @@ class Local(Attention):
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         near = self._near(positions, torch.arange(key.shape[2], device=key.device))
-        return self._weights(self.query_norm(query), self.key_norm(key), visible & near)
+        return self._weights(self.query_norm(query), self._norm_of_keys(key), visible & near)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> Window:
         sizes = batch_size, self.num_heads, self.head_dim
         return Window(*sizes, device, dtype, block_size=self.block_size, sliding=self.sliding)
 
     def _append(self, state: Window, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
-        state.append(self.key_norm(key), value, padding)
+        state.append(self._norm_of_keys(key), value, padding)
 
     def _read(self, state: Window, query: Tensor) -> Tensor:
         return self._weights(self.query_norm(query), state.keys, state.visible[:, None, None]) @ state.values
@@ -149,7 +161,7 @@ class Local(Attention):
         outputs = []
         hidden = query.new_zeros(len(query), query.shape[2], dtype=torch.bool) if padding is None else padding
         for rows in slices(query.shape[2], self.block_size):
-            keys = torch.cat([state.keys, self.key_norm(key[:, :, rows])], 2)
+            keys = torch.cat([state.keys, self._norm_of_keys(key[:, :, rows])], 2)
             values = torch.cat([state.values, value[:, :, rows]], 2)
             positions = state.length + torch.arange(rows.stop - rows.start, device=query.device)
             visible = torch.cat([state.visible, ~hidden[:, rows]], 1)[:, None, None]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small import maker, moved, padding_at, sized
 
 import attention_zoo
@@ -23,7 +24,7 @@ def in_window(i, j, block_size, sliding, causal):
 def naive(attention, query, key, value):
     """One row at a time, in the words of the definition."""
     out = torch.zeros_like(query)
-    query, key = attention.query_norm(query) * attention.scale, attention.key_norm(key)
+    query, key = attention.query_norm(query) * attention.scale, (attention.key_norm or attention.query_norm)(key)
     for i in range(query.shape[2]):
         seen = [
             j for j in range(key.shape[2]) if in_window(i, j, attention.block_size, attention.sliding, attention.causal)
@@ -72,3 +73,20 @@ def test_identity_is_the_value_and_no_other_token():
 def test_the_controls_say_what_they_are():
     controls = [name for name in attention_zoo.list_attentions() if attention_zoo.info(name).control]
     assert controls == ["identity", "local", "v_mean"]
+
+
+def test_a_norm_of_queries_and_keys_is_saved_once_and_older_files_with_both_names_are_read(tmp_path):
+    """safetensors refuses a tensor that has two names."""
+    own, old = (create(weights="polynomial") for _ in range(2))
+    torch.nn.init.normal_(own.query_norm.weight)
+    save_file(own.state_dict(), tmp_path / "local.safetensors")
+    found = load_file(tmp_path / "local.safetensors")
+    assert found.keys() == {"query_norm.weight", "query_norm.bias"}
+    renamed = {name.replace("query", "key"): value for name, value in found.items()}
+    for saved in (found, found | renamed, renamed):
+        torch.nn.init.zeros_(old.query_norm.weight)
+        old.load_state_dict(saved)
+        assert torch.equal(old.query_norm.weight, own.query_norm.weight)
+    apart = create(weights="polynomial", separate_norms=True)
+    assert apart.state_dict().keys() == found.keys() | renamed.keys()
+    apart.load_state_dict(found | renamed)
