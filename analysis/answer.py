@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.plots import crossover
-from analysis.plots.compare import without_dtype
 from analysis.selection import MissingRecords, exact_softmax, mask, newest, unless_quiet
 
 CLEARLY = 0.9
@@ -65,8 +64,8 @@ class Answer(NamedTuple):
 
 def answers(frame: pd.DataFrame) -> list[Answer]:
     """One answer per mechanism, mask and dtype compared with exact softmax in interleaved rounds (bench=compare)."""
-    speeds, softmax = crossover.speeds(frame), set(without_dtype(frame[exact_softmax(frame)]))
-    speeds = speeds[~speeds["attention"].isin(softmax)]
+    speeds = crossover.speeds(frame)
+    speeds = speeds[~speeds["exact_softmax"]]
     found = []
     for (dtype, causal, name), rows in speeds.groupby(["dtype", "causal", "attention"]):
         forward, training = (rows[rows["pass"] == which].sort_values("seq_len") for which in _SAID)
@@ -211,10 +210,7 @@ def _earliest(one: Answer) -> tuple[float, float, str]:
 def _of_mask(own: list[Answer], words: str) -> list[str]:
     ahead, found = _ahead(own), fastest(own)
     if found is None:
-        most, open_ones = max(one.n for one in own), [one for one in own if one.forward and one.forward[2] >= 1]
-        ties = ", ".join(f"`{one.attention}` {speed(one.forward)}" for one in open_ones)
-        word = f"nothing that was measured is clearly faster, undecided is {ties}" if ties else "all others are slower"
-        return [f"{words}: use exact softmax up to n = {most:,}; {word}."]
+        return [f"{words}: use exact softmax up to n = {max(one.n for one in own):,}; {_why_softmax(own)}."]
     best, which, at = found
     first = min(ahead, key=lambda one: (one.from_n, one is not best, *_earliest(one)))
     trains = which == "forward_backward"  # of those that are faster at all, the fastest to train
@@ -233,6 +229,17 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
     else:
         said = f"{from_there}; `{best.attention}` is {is_fastest}"
     return [said, *_of_memory(own), *_of_errors(own, ahead, best)]
+
+
+def _why_softmax(own: list[Answer]) -> str:
+    """In words, how the others' forward passes compare where none is faster from some length on."""
+    faster = {one.attention: [n for n, ratio in one.speeds["forward"].items() if _is_faster(ratio)] for one in own}
+    those = [f"`{name}` is at n = {' and '.join(f'{n:,.0f}' for n in at)}" for name, at in faster.items() if at]
+    undecided = [f"`{one.attention}` {speed(one.forward)}" for one in own if one.forward and one.forward[2] >= 1]
+    if not those and all(high < 1 for one in own for *_, high in one.speeds["forward"].values()):
+        return "all others are slower"
+    words = [f"nothing that was measured {'stays' if those else 'is'} clearly faster", *those]
+    return ", ".join([*words, f"undecided is {', '.join(undecided)}"] if undecided else words)
 
 
 def _of_memory(own: list[Answer]) -> list[str]:

@@ -8,11 +8,11 @@ import pandas as pd
 from analysis.controls import BLIND, comparisons, diagnose, losses
 from analysis.paired import BETTER, EQUIVALENT, UNDECIDED
 from analysis.selection import MissingRecords, disturbance, exact_softmax, newest, settle, unless_quiet
-from analysis.training import panels, trained_cells, work
+from analysis.training import MOST_HOURS, hours_apart, panels, trained_cells, work
 from bench.records.statistics import ratio_interval
 
 UNKNOWN = "unknown"
-INTERLEAVED, APART = "interleaved", "minutes apart"
+INTERLEAVED, APART, LONG_APART = "interleaved", "minutes apart", "hours apart"
 DRIFT = 1.5
 """Beyond this factor steps timed minutes apart are called faster or slower: a shared machine drifts by as much."""
 NEEDS = "needs bench=train of softmax and another mechanism with losses by unit and two seeds or more"
@@ -31,9 +31,10 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     `unknown` if records are missing, a difference is undecided, or the task is not diagnostic. `speed` is the step
     time of the fastest exact softmax that was timed so, divided by the mechanism's, for the same model, task and
     batch (in any dtype), and `step` whether that is faster; `timed` in the same rounds (bench=compare_train_step) or
-    in cells minutes apart (bench=train_step; undecided unless the interval is beyond a factor of 1.5). A step that is
-    not faster answers for its length without a loss. The difference is the test loss minus softmax's, paired by seed;
-    `loss is` its verdict, that of `paired` (corrected for all comparisons of a task and length). Empty: not measured.
+    in cells minutes apart (bench=train_step; undecided unless the interval is beyond a factor of 1.5) or hours apart
+    (undecided). A step that is not faster answers for its length without a loss. The difference is the test loss minus
+    softmax's, paired by seed; `loss is` its verdict, that of `paired` (corrected for all comparisons of a task and
+    length). Empty: not measured.
     """
     data, _ = trained_cells(frame)
     return unless_quiet(lengths(frame, data).drop(columns=["kind", "series", "is equal"]))
@@ -137,6 +138,7 @@ def _over_best(steps: pd.DataFrame, bench: str) -> pd.DataFrame:
 
 
 def _ratio(best: pd.Series, row: dict[str, object], is_apart: bool) -> dict[str, object]:
+    how = INTERLEAVED
     if not is_apart:
         ratio = ratio_interval(best["raw"], row["raw"])  # type: ignore[arg-type]
         numbers = (ratio.median, ratio.low, ratio.high, ratio.verdict)
@@ -144,5 +146,8 @@ def _ratio(best: pd.Series, row: dict[str, object], is_apart: bool) -> dict[str,
         value, low, high = (float(str(row[name])) for name in ("value", "low", "high"))
         ends = best["low"] / high, best["high"] / low
         word = "faster" if ends[0] > DRIFT else "slower" if ends[1] < 1 / DRIFT else UNDECIDED
+        how = APART
+        if hours_apart(pd.Series([best["ended"], row["ended"]])) > MOST_HOURS:
+            how, word = LONG_APART, UNDECIDED
         numbers = (best["value"] / value, *ends, word)
-    return dict(zip(_SPEED, (*numbers, APART if is_apart else INTERLEAVED), strict=True))
+    return dict(zip(_SPEED, (*numbers, how), strict=True))

@@ -23,6 +23,8 @@ _MACHINE = ["device_name", "cpu_model"]
 MOST_NAMED = 6
 BUSY = 0.05
 """If other processes ran on its cores for a larger share of the time, a training's times are ignored."""
+MOST_HOURS = 3
+"""Times of cells further apart are not compared: a rented machine may by then be another, or have new neighbours."""
 BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
 """The benchmarks that time training steps, with words for how."""
 TASK_OPTIONS = ("mask",)

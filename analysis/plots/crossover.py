@@ -24,7 +24,7 @@ _ALL, _GREY = "all", {"label": "all", "color": "0.35", "marker": "", "linestyle"
 HEIGHT, ROW, NAMED = 2.5, 0.23, 2.6
 PALE: dict[str, Any] = {"alpha": 0.55, "linewidth": 0.9, "markersize": 3}
 """Style of the lines in other dtypes than the first, so that they do not hide those."""
-_OF_RECORDS = ["device_name", "mechanism", "hyperparameters", "impl"]
+_OF_RECORDS = ["device_name", "mechanism", "hyperparameters", "impl", "exact_softmax"]
 _CROSSED = ["from_seq_len", "from_low", "from_high"]
 _EXPLANATION = (
     "Median over interleaved rounds of the time of the fastest exact softmax in them over theirs (above 1: faster), "
@@ -86,7 +86,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def speeds(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `table`, also with `device_name`, `mechanism` and `hyperparameters`, as records have them."""
+    """The rows of `table`, also with columns of the records, and whether a row is of an exact softmax."""
     timed, _ = _timed(frame)
     best, keys = _over_best(timed), ["cell_id", "entry"]
     flash = timed[(timed["attention"] == FLASH[0]) & (timed["dtype"] == FLASH[1])].drop_duplicates("cell_id")
@@ -150,7 +150,7 @@ def _crossed(rows: pd.DataFrame) -> Crossover | None:
 
 def _winners(speeds: pd.DataFrame) -> str:
     """A sentence: which exact softmax is usually the fastest, and where another one is."""
-    cells = speeds.drop_duplicates([*PANEL, "seq_len"])
+    cells = speeds.drop_duplicates([*PANEL, "seq_len", "best"])
     usual = cells["best"].mode()[0]
     others = []
     for (best, name, causal), rows in cells[cells["best"] != usual].groupby(["best", *PANEL]):

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.controls import INTERVALS, notes
-from analysis.equal_quality import lengths
+from analysis.equal_quality import APART, LONG_APART, lengths
 from analysis.paired import MARGIN
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.controls import NAMED, names_of_rows
@@ -56,7 +56,7 @@ def figure(frame: pd.DataFrame) -> Picture:
             marks.length_axis(panel, rows["n"])
         marks.value_axis(speed.yaxis, "speed over softmax's best")
         loss.set_ylabel("loss minus softmax's (nats)")
-    apart = ", or of cells minutes apart" if (found["timed"] == "minutes apart").any() else ""
+    apart = "".join(f", or of cells {how}" for how in (APART, LONG_APART) if (found["timed"] == how).any())
     text = [*notes(data), _EXPLANATION.format(apart, MARGIN), *more, captions.conditions(data)]
     steps = frame[frame["bench"].isin(BENCHES)]
     if len(steps) and (where := captions.machine(steps)) != captions.machine(data):

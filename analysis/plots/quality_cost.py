@@ -6,7 +6,7 @@ from analysis import controls, intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords, newest
-from analysis.training import PANEL, hours_apart, over_seeds, panels, timed, trained_cells, within, work
+from analysis.training import MOST_HOURS, PANEL, hours_apart, over_seeds, panels, timed, trained_cells, within, work
 
 MEASURED, TRAINING = "time of a step (ms)", "time of a step while training (ms)"
 # Columns that determine the time of a step.
@@ -16,12 +16,10 @@ _BARS = ["interval", "over", "samples"]
 _TIMES = ["step_ms", "step_ms_low", "step_ms_high"]
 _TRAINED = ["trained_ms", "trained_ms_low", "trained_ms_high"]
 _APART = "{}_apart"
-FRONT_HOURS = 3
-"""Most hours between cells of one front: later a rented machine may be another of that name, or have new neighbours."""
 _EXPLANATION = (
     "Lower left is better. Loss: median over seeds, bars from the least to the greatest. Time: of bench=train_step its "
     "median{}, while training the median of all steps and seeds, with bars over seeds. {} Grey: what nothing shown "
-    f"beats in both, where the task is diagnostic and cells are at most {FRONT_HOURS} hours apart."
+    f"beats in both, where the task is diagnostic and cells are at most {MOST_HOURS} hours apart."
 )
 
 
@@ -31,7 +29,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
     The time is that of bench=train_step if it was measured for all series of a panel (same model, task, length and
     batch), else the median over the training steps of runs on quiet cores; the label says which. The grey line is the
-    Pareto front of a task that is diagnostic, of cells that are at most `FRONT_HOURS` apart.
+    Pareto front of a task that is diagnostic, of cells that are at most `MOST_HOURS` apart.
     """
     data, _ = trained_cells(frame)
     points = _points(frame, data)
@@ -51,7 +49,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         layout.title(panel, f"{kind}, n = {seq_len:,}")
         x = _TIMES[0] if rows["step_ms"].notna().all() else _TRAINED[0]
         apart[kind, seq_len] = rows[_APART.format(x)].iloc[0]
-        if is_diagnostic[kind, seq_len] and apart[kind, seq_len] <= FRONT_HOURS:
+        if is_diagnostic[kind, seq_len] and apart[kind, seq_len] <= MOST_HOURS:
             marks.front_line(panel, marks.front(rows, x), x)
         marks.points(panel, rows, x, properties, capsize=2)
         marks.value_axis(panel.xaxis, MEASURED if x == _TIMES[0] else TRAINING)

@@ -94,6 +94,19 @@ def test_a_tie_is_undecided_and_no_reason_for_softmax(rng):
     assert "nothing that was measured is clearly faster, undecided is `skeinformer` 1.0x" in said
 
 
+def test_what_is_faster_at_a_shorter_length_only_is_said(rng):
+    """It is no reason to say that all others are slower."""
+    times = {512: {"flash": 2e6, "skeinformer": 1e6}, 1024: {"flash": 1e6, "skeinformer": 2e6}}
+    (said,) = answer.sentences(answer.answers(tidy([timed(rng, of, n) for n, of in times.items()])))
+    assert said.endswith("n = 1,024; nothing that was measured stays clearly faster, `skeinformer` is at n = 512.")
+
+
+def test_two_implementations_of_softmax_are_no_answers(rng):
+    frame = tidy([timed(rng, costs(n), n) for n in LENGTHS])
+    frame.loc[(frame["attention"] == "flash") & (frame["seq_len"] == 512), "impl"] = "fused"
+    assert [one.attention for one in answer.answers(frame)] == ["skeinformer"]
+
+
 def test_the_baseline_is_the_fastest_exact_softmax_and_no_row_of_its_own(rng):
     frame = tidy([timed(rng, costs(n, softmax=0.5 * n * n), n) for n in LENGTHS])
     (one,) = answer.answers(frame)

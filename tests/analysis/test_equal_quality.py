@@ -151,6 +151,12 @@ def test_steps_apart_are_undecided_within_what_a_machine_drifts(ms):
     assert row["step"] == "undecided" and row["equal from"] == "unknown at n = 128"
 
 
+def test_steps_hours_apart_are_undecided():
+    late = apart("performer", 1, ended="2026-07-31T16:00:00+00:00")
+    row = performers(apart("flash", 4, ended="2026-07-31T12:00:00+00:00"), late)
+    assert (row["timed"], row["step"]) == ("hours apart", "undecided") and row["speed"] == pytest.approx(4)
+
+
 def test_the_same_rounds_say_more_than_cells_apart():
     rounds = timed(("flash", "performer"), 128, {"performer": SAME[128] * 2})
     cells = [apart("flash", 4), apart("performer", 2)]

@@ -16,7 +16,7 @@ from analysis.frame import tidy
 from analysis.plots import layout, learning, marks, perplexity, quality_cost, scaling, thesis
 from analysis.selection import MissingRecords
 from analysis.tables import trained
-from analysis.training import panels, timed, trained_cells
+from analysis.training import MOST_HOURS, panels, timed, trained_cells
 from bench.published.papers import ROWS
 
 LM = {"task": "language_modelling"}
@@ -304,7 +304,7 @@ def test_times_that_are_hours_apart_say_so_and_have_no_front(rng, monkeypatch):
         for times in ([*records, steps[0], late_step], [*records[1:], late_run]):
             figure = quality_cost.figure(tidy(times))
             (panel,) = figure.axes
-            assert len(marked(panel, "front")) == (hour < quality_cost.FRONT_HOURS)
+            assert len(marked(panel, "front")) == (hour < MOST_HOURS)
             assert f"Between the first and the last cell of a panel: {said} (language modelling, " in caption(figure)
 
 
