@@ -118,7 +118,8 @@ def attach(
 
     Raises:
         UnsupportedError: the model does not call its attention through the interface, needs what the mechanism cannot
-            do (for example a causal Linformer), or comes from a checkpoint whose weights of `name` were not loaded.
+            do (for example a causal Linformer), hides the future from layers that do not say that they are causal, or
+            comes from a checkpoint whose weights of `name` were not loaded.
     """
     name = name if settings.get("attention") else _interface_name(name)
     if settings or name not in _REGISTERED:
@@ -136,9 +137,9 @@ def attach(
             module.config = copy.copy(module.config)
             module.config._attn_implementation = name
         _call(model, inputs)
-        if not called:
-            kind = type(model).__name__
-            raise UnsupportedError(f"{kind} does not call its attention through transformers' AttentionInterface")
+        with implementation.comparing():
+            _call(model, inputs)
+        _require_called(model, called)
     except BaseException:
         model.set_attn_implementation(before[0])
         for module, config in zip(modules, before[1], strict=True):
@@ -149,6 +150,12 @@ def attach(
     for module, made in called.items():
         made.train(module.training)
     return list(called.values())
+
+
+def _require_called(model: Any, called: Mapping[nn.Module, Attention]) -> None:
+    if not called:
+        kind = type(model).__name__
+        raise UnsupportedError(f"{kind} does not call its attention through transformers' AttentionInterface")
 
 
 def _with_its_own_config(model: Any) -> None:

@@ -1,15 +1,18 @@
 """The attention function that a transformers model calls instead of its own."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionMaskInterface
 
 from attention_zoo.base import Attention
 from attention_zoo.dense import AttentionDropout
-from attention_zoo.hf.masks import MARK, attend
+from attention_zoo.hf.masks import MARK, attend, key_mask, whole_mask
 from attention_zoo.info import UnsupportedError
 from attention_zoo.registry import attention_class, create, info
 from attention_zoo.softmax import Softmax
@@ -34,7 +37,8 @@ class Mechanisms(nn.ModuleDict):
 class Implementation:
     """A mechanism with its hyperparameters; its instances are in the model, submodules of the attention modules.
 
-    During `attach`, `called` collects the model's attention modules in the order of their calls.
+    During `attach`, `called` collects the model's attention modules in the order of their calls, and while
+    `is_comparing`, whole masks are compared with the causal flags that the mechanisms were made with.
     """
 
     name: str
@@ -43,6 +47,18 @@ class Implementation:
     max_seq_len: int | None
     hyperparameters: dict[str, Any]
     called: dict[nn.Module, Attention] | None = field(default=None, compare=False)
+    is_comparing: bool = field(default=False, compare=False)
+
+    @contextlib.contextmanager
+    def comparing(self) -> Iterator[None]:
+        """A layer may not say that it is causal, where a whole mask hides the future from it."""
+        self.is_comparing = True
+        AttentionMaskInterface.register(self.name, whole_mask)
+        try:
+            yield
+        finally:
+            AttentionMaskInterface.register(self.name, key_mask)
+            self.is_comparing = False
 
     def __call__(
         self,
@@ -114,7 +130,8 @@ class Implementation:
             made.settings[self.name] = self.settings
         attention = made[self.name]
         assert isinstance(attention, Attention)
-        if attention.causal != causal:
+        # Some layers are causal where there is no mask: a whole one alone hides the future from them.
+        if attention.causal != causal and not self.is_comparing:
             raise UnsupportedError(f"is_causal={causal}: {self.name} was made with {attention.causal} in this layer")
         if self.called is not None:
             self.called[module] = attention

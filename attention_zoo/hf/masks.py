@@ -62,6 +62,12 @@ def key_mask(
     return tokens if is_cached or torch.compiler.is_compiling() or not tokens.all() else None
 
 
+def whole_mask(**given: Any) -> Tensor | None:
+    """The mask function of `attach`, which compares what a model hides with the causal flags of its layers."""
+    may_skip = given["q_length"] != given["kv_length"]
+    return key_mask(**given | {"allow_is_causal_skip": may_skip, "allow_is_bidirectional_skip": may_skip})
+
+
 def attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Attend, `(batch, heads, seq_len, head_dim)`, with a mask from `key_mask`.
 

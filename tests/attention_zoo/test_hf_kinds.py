@@ -49,6 +49,39 @@ def test_a_state_refuses_keys_that_it_does_not_get_once(kind, words, config):
     generated(model, use_cache=False)
 
 
+def encoder_decoder(kind, **config):
+    config |= {f"{part}_{key}": n for part in ("encoder", "decoder") for key, n in (("layers", 1), ("ffn_dim", 32))}
+    config |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": 32, "vocab_size": 60}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**config)).eval()
+    tokens = torch.randint(3, 60, (1, 9), generator=torch.Generator().manual_seed(0))
+    return model, {"input_ids": tokens, "decoder_input_ids": tokens}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("NllbMoe", {"num_experts": 2}), ("PegasusX", {}), ("BigBirdPegasus", {"attention_type": "original_full"})],
+)
+def test_layers_that_do_not_say_that_they_are_causal_are_refused_where_a_mask_hides_the_future(kind, config):
+    model, inputs = encoder_decoder(kind, **config)
+    expected = model(**inputs).last_hidden_state
+    with pytest.raises(UnsupportedError, match=r"^attention_mask: is more than padding of keys with is_causal=False"):
+        hf.attach(model, "softmax")
+    assert torch.equal(model(**inputs).last_hidden_state, expected), "it has its own attention again"
+
+
+def test_layers_that_are_causal_only_without_a_mask_are_made_as_such():
+    sizes = {
+        f"{part}_num_{key}": n
+        for part in ("encoder", "decoder")
+        for key, n in (("hidden_layers", 1), ("attention_heads", 2))
+    }
+    config = transformers.MoonshineConfig(hidden_size=32, intermediate_size=32, vocab_size=60, **sizes)
+    example = {"input_values": torch.randn(1, 4000), "decoder_input_ids": torch.tensor([[1, 2, 3]])}
+    made = hf.attach(transformers.MoonshineModel(config).eval(), "softmax", example=example)
+    assert [each.causal for each in made] == [False, True, False]
+
+
 def test_layers_of_another_kind_keep_their_caches():
     experts = {"expert_layer_period": 2, "expert_layer_offset": 1, "num_experts": 2}
     model = tiny("Jamba", "linear", num_attention_heads=4, attn_layer_period=2, attn_layer_offset=1, **experts)
