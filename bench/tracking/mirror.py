@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +19,8 @@ from tqdm import tqdm
 from bench.common.errors import ConfigError, one_line, say
 from bench.common.quiet import QUIET
 from bench.measures.progress import Point
-from bench.records.record import Record
+from bench.records import plans
+from bench.records.record import Record, RecordError
 from bench.records.store import latest
 from bench.records.table import table
 from bench.tracking import views
@@ -126,25 +127,38 @@ class Mirror:
         return written
 
     def complete(self, records: Iterable[Record]) -> int:
-        """Mirror records, missing summaries of sweeps with several cells, and the lines that compare all sweeps.
+        """Mirror records, missing or old summaries of sweeps with several cells, and the lines that compare all sweeps.
 
         Returns the number of new records.
         """
         by_id = {record.record_id: record for record in records}
-        standing = sorted(latest(by_id.values()).values(), key=lambda record: (record.ended, record.cell_id))
+        by_cell = latest(by_id.values())
+        standing = sorted(by_cell.values(), key=lambda record: (record.ended, record.cell_id))
         sweeps: dict[str, list[Record]] = defaultdict(list)
         for record in standing:
             sweeps[record.sweep_id].append(record)
         with self._writing() as experiment:
             summaries = experiment.search("tags.kind = 'summary'")
-            known = {run.data.tags["sweep_id"] for run in summaries if run.data.tags.get("format") == FORMAT}
+            known = [run for run in summaries if run.data.tags.get("format") == FORMAT]
+            ends = {run.data.tags["sweep_id"]: run.info.start_time for run in known}  # a summary starts at the end
             # Summaries first, so that their cells are then written below them.
-            for sweep_id in [key for key, own in sweeps.items() if len(own) > 1 and key not in known]:
-                own, drawn = sweeps[sweep_id], sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
+            for sweep_id, of_sweep in sweeps.items():
+                if len(of_sweep) < 2 or ends.get(sweep_id, -1) >= milliseconds(of_sweep[-1].ended):
+                    continue
+                own = self._planned(sweep_id, by_cell) or of_sweep
+                drawn = sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
                 figures = [path for path in drawn if path.suffix in FIGURES]
                 self._summarise(experiment, own, figures, table(own), sweep_id)
             self._compare(experiment, standing)
             return self._sync(experiment, by_id)
+
+    def _planned(self, sweep_id: str, by_cell: Mapping[str, Record]) -> list[Record]:
+        """The records of all cells of a sweep, also of those that another sweep measured; empty without its plan."""
+        with contextlib.suppress(ConfigError, RecordError):
+            cells = plans.load(self.results_dir, sweep_id).cells
+            own = [by_cell[cell.cell_id] for cell in cells if cell.cell_id in by_cell]
+            return sorted(own, key=lambda record: (record.ended, record.cell_id))
+        return []
 
     def _compare(self, experiment: Runs, standing: Sequence[Record]) -> None:
         """Write the lines that compare all records, unless they exist already."""
@@ -197,7 +211,7 @@ class Mirror:
             cells = experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind = 'cell'")
             experiment.retag((run, {"mlflow.parentRunId": parent}) for run in cells)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _writing(self) -> Iterator[Runs]:
         """Lock the store and open the experiment for writing."""
         with self._failing():
@@ -212,7 +226,7 @@ class Mirror:
                 own = (self.uri, self.artifacts_uri) if self.database else None
                 yield runs.Runs(client, self._open(client), own)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
         """Turn every error into a `TrackingError`."""
         try:

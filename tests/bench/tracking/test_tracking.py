@@ -16,6 +16,7 @@ import synthetic_records
 from bench.common.errors import bounded
 from bench.common.palette import colour
 from bench.common.schema import flatten
+from bench.records import plans
 from bench.records.record import STATUSES
 from bench.records.summary import summarise
 from bench.tracking import views
@@ -265,6 +266,21 @@ def test_what_records_there_are_is_mirrored_with_a_summary_for_each_sweep(mirror
     assert "flash" in (artifacts / "table.md").read_text()
     assert mirror.complete([*records, alone]) == 0
     assert [run.info.run_id for run in runs_of(results_dir, "summary")] == [summary.info.run_id]
+
+
+def test_a_summary_older_than_its_records_is_written_again(mirror, results_dir):
+    """As after a second attempt with tracking=none. A cell that another sweep measured stays in it."""
+    failed, fine = a_record(1, status="oom"), a_record(2, seq_len=512, sweep_id="2" * 64)
+    records = [failed, fine, a_record(3, seq_len=2048)]
+    mirror.summary(SWEEP, records, [], "")
+    cells = [plans.SavedCell(one.cell_id, "", one.config, 60.0, None, []) for one in records]
+    (results_dir / "sweeps" / SWEEP).mkdir(parents=True)
+    plans.save(results_dir, plans.SavedPlan(SWEEP, [], {}, {}, [], cells))
+    again = a_record(4, cell_id=failed.cell_id, attempt=2, ended="2099-01-01T00:00:00+00:00")
+    for _ in range(2):
+        mirror.complete([*records, again])
+        (summary,) = runs_of(results_dir, "summary")
+        assert summary.data.tags["result"] == "3 ok"
 
 
 def test_a_folder_that_has_moved_is_mirrored_again(mirror, results_dir, tmp_path_factory):
