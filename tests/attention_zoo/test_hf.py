@@ -402,7 +402,9 @@ def test_numbers_added_to_the_scores_are_refused_by_compiled_code_too():
 def test_what_would_have_to_forget_tokens_is_refused(name):
     model = tiny("llama", head="ForCausalLM")
     hf.attach(model, name)
-    with pytest.raises(UnsupportedError, match="crop: a state cannot forget tokens"):
+    # From transformers 5.24 on, it refuses by itself.
+    words = "crop: a state cannot forget tokens|requires a cache that can be cropped"
+    with pytest.raises((UnsupportedError, ValueError), match=words):
         model.generate(torch.arange(6)[None] % 3 + 1, max_new_tokens=6, prompt_lookup_num_tokens=2, do_sample=False)
 
 
