@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from _pytest.terminal import TerminalReporter  # public from pytest 8.4 on
 
 
 def programs(*names: str) -> bool:
@@ -128,7 +129,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
-def skipped(reporter: pytest.TerminalReporter) -> tuple[Counter[str], int]:
+def skipped(reporter: TerminalReporter) -> tuple[Counter[str], int]:
     """How many tests miss what, and how many were skipped for another reason, such as what a mechanism refuses."""
     reasons = Counter(reason_of(report) for report in reporter.stats.get("skipped", []))
     lacking = Counter({reason: n for reason, n in reasons.items() if reason.startswith(("needs ", "could not import"))})
@@ -142,7 +143,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """One line for each reason."""
     lacking, others = skipped(terminalreporter)
     for reason, count in sorted(lacking.items()):

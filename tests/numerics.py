@@ -26,6 +26,7 @@ import closeness
 import numpy as np
 import pytest
 import torch
+from _pytest.terminal import TerminalReporter  # public from pytest 8.4 on
 
 import attention_zoo
 
@@ -170,7 +171,7 @@ class Numerics:
                     if ratio >= self.table.get(at, (-1.0,))[0]:
                         self.table[at] = (ratio, seed, report.nodeid)
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
         for (family, dtype), (ratio, seed, test) in sorted(self.table.items()):
             words = "" if ratio < WORST else f"  {test}, seed {seed}"
             terminalreporter.write_line(f"{family:24} {dtype:10} {ratio:8.3f} in {self.runs[family]} runs{words}")
