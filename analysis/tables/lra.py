@@ -136,8 +136,9 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
         models.append({k: v for k, v in (settings.get("model") or {}).items() if k not in (OPTIONS["model"] or ())})
     both = zip(parsed(cells["hyperparameters"]), models, strict=True)
     hyperparameters = [json.dumps(own | {f"model.{k}": v for k, v in model.items()}) for own, model in both]
-    return cells.assign(options=options, rest=rest, model=[json.dumps(one, sort_keys=True) for one in models],
-                        hyperparameters=hyperparameters)  # fmt: skip
+    # Older records lack settings that are off in newer ones.
+    model = [json.dumps({k: v for k, v in one.items() if v not in (None, False)}, sort_keys=True) for one in models]
+    return cells.assign(options=options, rest=rest, model=model, hyperparameters=hyperparameters)
 
 
 def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str, object], Difference]]:
