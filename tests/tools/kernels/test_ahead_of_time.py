@@ -19,7 +19,9 @@ triton = pytest.importorskip("triton")
 
 CATALOGUE = catalogue()
 CALLS = {call.name: call for calls in CATALOGUE.values() for call in calls}
-TABLE = [row for row in recorded.read() if row.triton == triton.__version__]
+ROWS = recorded.read()
+TABLE = [row for row in ROWS if row.triton == triton.__version__]
+NEWEST = max((tuple(map(int, row.triton.split("."))), row.triton) for row in ROWS)[1]
 of_this_triton = pytest.mark.skipif(bool(CALLS) and not TABLE, reason=f"no rows of triton {triton.__version__}")
 
 
@@ -64,9 +66,10 @@ def test_the_table_is_of_the_calls_that_there_are():
 
 
 @of_this_triton
-def test_typical_kernels_have_no_problem_on_hopper_and_spill_nowhere():
+def test_typical_kernels_have_no_problem_on_hopper_and_with_the_newest_triton_spill_nowhere():
     rows = [row for row in TABLE if typical(CALLS[row.call])]
-    bad = [row for row in rows if row.spill_bytes or (row.target == 90 and row.problems not in ("", *allowed(row)))]
+    spilled = [row for row in rows if row.spill_bytes and row.triton == NEWEST]
+    bad = spilled + [row for row in rows if row.target == 90 and row.problems not in ("", *allowed(row))]
     assert [f"sm_{row.target} {row.call}, {row.kernel}: {row.problems}" for row in bad] == []
 
 
