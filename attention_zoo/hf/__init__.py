@@ -137,9 +137,9 @@ def attach(
             module.config = copy.copy(module.config)
             module.config._attn_implementation = name
         _call(model, inputs)
+        _require_called(model, called)
         with implementation.comparing():
             _call(model, inputs)
-        _require_called(model, called)
     except BaseException:
         model.set_attn_implementation(before[0])
         for module, config in zip(modules, before[1], strict=True):
