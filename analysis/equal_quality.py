@@ -138,16 +138,13 @@ def _over_best(steps: pd.DataFrame, bench: str) -> pd.DataFrame:
 
 
 def _ratio(best: pd.Series, row: dict[str, object], is_apart: bool) -> dict[str, object]:
-    how = INTERLEAVED
     if not is_apart:
         ratio = ratio_interval(best["raw"], row["raw"])  # type: ignore[arg-type]
-        numbers = (ratio.median, ratio.low, ratio.high, ratio.verdict)
+        said = (ratio.median, ratio.low, ratio.high, ratio.verdict, INTERLEAVED)
     else:
         value, low, high = (float(str(row[name])) for name in ("value", "low", "high"))
         ends = best["low"] / high, best["high"] / low
         word = "faster" if ends[0] > DRIFT else "slower" if ends[1] < 1 / DRIFT else UNDECIDED
-        how = APART
-        if hours_apart(pd.Series([best["ended"], row["ended"]])) > MOST_HOURS:
-            how, word = LONG_APART, UNDECIDED
-        numbers = (best["value"] / value, *ends, word)
-    return dict(zip(_SPEED, (*numbers, how), strict=True))
+        is_long = hours_apart(pd.Series([best["ended"], row["ended"]])) > MOST_HOURS
+        said = (best["value"] / value, *ends, *((UNDECIDED, LONG_APART) if is_long else (word, APART)))
+    return dict(zip(_SPEED, said, strict=True))

@@ -22,7 +22,8 @@ STAND_IN = "stand-in"
 SAME = {"flash": "softmax"}
 """Our names of mechanisms that the paper lists under another name."""
 PAPERS = {"accuracy": "Skeinformer (%)", "minutes_per_1000_steps": "Skeinformer, minutes per 1,000 steps"}
-OPTIONS = {"training": None, "model": ("dropout", "pooling"), "task": TASK_OPTIONS}
+MODEL_OPTIONS = ("dropout", "pooling")
+OPTIONS = {"training": None, "model": MODEL_OPTIONS, "task": TASK_OPTIONS}
 """Settings that belong to the protocol, by group; None: all settings of the group but the learning rate."""
 _SHAPE = ["batch_size", "num_heads", "head_dim", "dtype", "device"]
 NEEDS = f"needs an ok record of bench=train with task={' or '.join(TASKS)}"
@@ -110,10 +111,10 @@ def protocols(frame: pd.DataFrame) -> pd.DataFrame:
     if not found:
         raise MissingRecords(f"{NEEDS}, and of the same with one option changed, with two seeds or more of both")
     table = pd.DataFrame([row for row, _ in found])
-    told = [name for name in [*_SHAPE, "learning rate"] if table[name].nunique() > 1]
-    if not table.duplicated(["task", "n", "attention", "option"]).any():
-        told = []
-    table = table.drop(columns=[name for name in [*_SHAPE, "learning rate"] if name not in told])
+    # They are said only where they tell rows apart.
+    alike = table.duplicated(["task", "n", "attention", "option"]).any()
+    said = [name for name in [*_SHAPE, "learning rate"] if alike and table[name].nunique() > 1]
+    table = table.drop(columns=[name for name in [*_SHAPE, "learning rate"] if name not in said])
     words = [word for _, word in verdicts((one for _, one in found), POINTS)]
     return unless_quiet(table.assign(verdict=words))
 
@@ -133,7 +134,7 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
         task = {key: value for key, value in (settings.get("task") or {}).items() if key not in TASK_OPTIONS}
         rest.append(json.dumps([task, own.pop("training.learning_rate", None)], sort_keys=True))
         options.append(json.dumps(own, sort_keys=True))
-        models.append({k: v for k, v in (settings.get("model") or {}).items() if k not in (OPTIONS["model"] or ())})
+        models.append({k: v for k, v in (settings.get("model") or {}).items() if k not in MODEL_OPTIONS})
     both = zip(parsed(cells["hyperparameters"]), models, strict=True)
     hyperparameters = [json.dumps(own | {f"model.{k}": v for k, v in model.items()}) for own, model in both]
     # Older records lack settings that are off in newer ones.
