@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.plots import crossover
-from analysis.selection import MissingRecords, exact_softmax, mask, newest, unless_quiet
+from analysis.selection import MissingRecords, controls, exact_softmax, mask, newest, unless_quiet
 
 CLEARLY = 0.9
 """Of softmax's memory: ratios above this may come from the allocator's page size."""
@@ -30,6 +30,8 @@ class Answer(NamedTuple):
     """The results of one mechanism under one mask, in one dtype; NaN or None where nothing was measured."""
 
     attention: str
+    is_control: bool
+    """Whether it sees too little to be advised: a window, its own token, or the mean of all values."""
     causal: bool
     dtype: str
     from_n: float
@@ -79,6 +81,7 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
         found.append(
             Answer(
                 attention=str(name),
+                is_control=bool(controls(rows).any()),
                 causal=bool(causal),
                 dtype=str(dtype),
                 from_n=from_n,
@@ -139,7 +142,7 @@ def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.D
 
     rows = [
         {
-            "attention": one.attention,
+            "attention": f"{one.attention} (control)" if one.is_control else one.attention,
             "mask": mask(one.causal),
             "dtype": one.dtype,
             "from n": said_length(one.from_n, one.is_first, one.n),
@@ -147,8 +150,8 @@ def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.D
             "n": one.n,
             "forward": speed(one.forward) + at("forward", one),
             "training": speed(one.training) + at("training", one),
-            "memory": _times(_at_longest(one.memory)) + at("memory", one),
-            "memory, training": _times(_at_longest(one.training_memory)) + at("memory, training", one),
+            "memory": _times(one.memory) + at("memory", one),
+            "memory, training": _times(one.training_memory) + at("memory, training", one),
             "error": _error(one.error) + at("error", one),
             "of averaging": _error(one.averaging),
             "disturbed": one.disturbed,
@@ -167,12 +170,12 @@ def sentences(found: list[Answer]) -> list[str]:
 
 
 def advice(found: list[Answer]) -> list[list[str]]:
-    """For each mask and dtype (float32 is not named) a sentence on speed, and one on memory and on errors if known."""
+    """Sentences for each mask and dtype (float32 is not named) on speed, memory and errors; none advises a control."""
     own: dict[str, list[Answer]] = {}
     masks = {"With a causal mask": True, "Without a mask": False}
     for dtype in dict.fromkeys(one.dtype for one in found):
         for words, causal in masks.items():
-            those = [one for one in found if (one.dtype, one.causal) == (dtype, causal)]
+            those = [one for one in found if (one.dtype, one.causal, one.is_control) == (dtype, causal, False)]
             own[words if dtype == "float32" else f"{words}, in {dtype}"] = those
     return [_of_mask(those, words) for words, those in own.items() if those]
 
@@ -210,17 +213,18 @@ def _earliest(one: Answer) -> tuple[float, float, str]:
 def _of_mask(own: list[Answer], words: str) -> list[str]:
     ahead, found = _ahead(own), fastest(own)
     if found is None:
-        return [f"{words}: use exact softmax up to n = {max(one.n for one in own):,}; {_why_softmax(own)}."]
+        softmax = f"use exact softmax up to n = {max(one.n for one in own):,} (forward pass)"
+        return [f"{words}: {softmax}; {_why_softmax(own)}{_faster_to_train(own)}."]
     best, which, at = found
     first = min(ahead, key=lambda one: (one.from_n, one is not best, *_earliest(one)))
     trains = which == "forward_backward"  # of those that are faster at all, the fastest to train
     gain = f"{speed(best.speeds[which][at])} as fast as the best exact softmax ({_SAID[which]})"
     timed = sum(at in one.speeds[which] for one in own)
     is_fastest = f"the fastest{' to train' if trains else ''} at n = {at:,.0f} (of {timed} measured): {gain}."
-    where = "there," if first.from_n == first.n else f"from there to n = {first.n:,},"
+    where = "there" if first.from_n == first.n else f"from there to n = {first.n:,}"
     from_there = (
-        f"{words}: use exact softmax below n = {first.from_n:,.0f}, where nothing stays clearly faster; {where} the "
-        f"longest measured, `{first.attention}` is faster{' (forward pass)' * trains}"
+        f"{words}: use exact softmax below n = {first.from_n:,.0f}, where nothing stays clearly faster; "
+        f"`{first.attention}` is faster{' (forward pass)' * trains} {where}, the longest at which it was measured"
     )
     if first.is_first:
         said = f"{words}: `{best.attention}` is {is_fastest}"
@@ -242,6 +246,13 @@ def _why_softmax(own: list[Answer]) -> str:
     return ", ".join([*words, f"undecided is {', '.join(undecided)}"] if undecided else words)
 
 
+def _faster_to_train(own: list[Answer]) -> str:
+    """What trains faster from some length on, though its forward pass is not faster; may be empty."""
+    since = {one.attention: (*one.training_from, one.training_n) for one in own if one.training_from}
+    names = [f"`{name}` from n = {said_length(*of)} on" for name, of in since.items() if math.isfinite(of[0])]
+    return f"; faster to train: {', '.join(names)}" if names else ""
+
+
 def _of_memory(own: list[Answer]) -> list[str]:
     """A sentence: the smallest peaks at the longest length, of a forward pass and of training, and a smaller one.
 
@@ -255,7 +266,7 @@ def _of_memory(own: list[Answer]) -> list[str]:
     if not measured:
         return []
     least = {what: min(one for one in of if one[2] == max(n for *_, n in of)) for what, of in measured.items()}
-    each = [f"{_times(ratio)} in {what} (`{name}`, n = {n:,.0f})" for what, (ratio, name, n) in least.items()]
+    each = [f"{ratio:.1f}x in {what} (`{name}`, n = {n:,.0f})" for what, (ratio, name, n) in least.items()]
     over = f"as a multiple of that of the {own[0].dtype} softmax that needs least"
     if min(least.values())[0] < CLEARLY:
         return [f"Memory: the smallest peak is, {over}, {' and '.join(each)}."]
@@ -379,12 +390,9 @@ def speed(ratio: Ratio | None) -> str:
     return UNKNOWN if ratio is None else f"{ratio[0]:.1f}x ({ratio[1]:.1f} to {ratio[2]:.1f})"
 
 
-def _at_longest(ratios: dict[float, float]) -> float:
-    return ratios[max(ratios)] if ratios else math.nan
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}x" if math.isfinite(ratio) else UNKNOWN
+def _times(ratios: dict[float, float]) -> str:
+    """`0.6x`, at the longest length."""
+    return f"{ratios[max(ratios)]:.1f}x" if ratios else UNKNOWN
 
 
 def _error(error: Ratio | None) -> str:

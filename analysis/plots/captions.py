@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.plots.layout import shown
 from analysis.plots.marks import length_name
-from analysis.selection import mask, of_several_codes
+from analysis.selection import controls, mask, of_several_codes
 
 MOST_NAMED = 4  # in a sentence
 
@@ -63,7 +63,9 @@ def code(frame: pd.DataFrame) -> str:
 
 
 def functions(rows: pd.DataFrame) -> str:
-    """Sentences on which mechanisms approximate softmax, and which compute other functions; may be empty."""
+    """Sentences on which mechanisms approximate softmax, compute other functions or are controls; may be empty."""
+    is_control = controls(rows)
+    known, rows = sorted(set(rows.loc[is_control, "mechanism"])), rows[~is_control]
     is_softmax = rows["function"] == "softmax"
     other = sorted(set(rows.loc[~is_softmax, "mechanism"]))
     approximate = sorted(set(rows.loc[is_softmax & ~rows["exact"], "mechanism"]))
@@ -74,6 +76,8 @@ def functions(rows: pd.DataFrame) -> str:
     if approximate:
         verb = "approximates" if len(approximate) == 1 else "approximate"
         sentences.append(f"{_list(approximate)} {verb} softmax attention.")
+    if known:
+        sentences.append(f"{_list(known)} {'is a control' if len(known) == 1 else 'are controls'}.")
     return " ".join(sentences)
 
 

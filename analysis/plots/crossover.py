@@ -24,7 +24,7 @@ _ALL, _GREY = "all", {"label": "all", "color": "0.35", "marker": "", "linestyle"
 HEIGHT, ROW, NAMED = 2.5, 0.23, 2.6
 PALE: dict[str, Any] = {"alpha": 0.55, "linewidth": 0.9, "markersize": 3}
 """Style of the lines in other dtypes than the first, so that they do not hide those."""
-_OF_RECORDS = ["device_name", "mechanism", "hyperparameters", "impl", "exact_softmax"]
+_OF_RECORDS = ["device_name", "mechanism", "hyperparameters", "impl", "exact_softmax", "control"]
 _CROSSED = ["from_seq_len", "from_low", "from_high"]
 _EXPLANATION = (
     "Median over interleaved rounds of the time of the fastest exact softmax in them over theirs (above 1: faster), "

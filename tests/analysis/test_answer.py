@@ -18,6 +18,7 @@ from analysis.frame import tidy
 from analysis.selection import MissingRecords
 
 LENGTHS = (512, 1024, 2048, 4096)
+LONGEST = "the longest at which it was measured"
 LEAST = "the smallest peak is, as a multiple of that of the float32 softmax that needs least,"
 
 
@@ -83,7 +84,9 @@ def test_what_is_ahead_or_behind_at_all_lengths_is_said_so(rng):
     for at, said in ((100, "512 (the shortest measured)"), (100_000, "none up to 1,024")):
         found = answer.answers(tidy([timed(rng, costs(n, at), n) for n in LENGTHS[:2]]))
         assert answer.lines(found)["from n"].tolist() == [said]
-    assert answer.sentences(found) == ["Without a mask: use exact softmax up to n = 1,024; all others are slower."]
+    assert answer.sentences(found) == [
+        "Without a mask: use exact softmax up to n = 1,024 (forward pass); all others are slower."
+    ]
 
 
 def test_a_tie_is_undecided_and_no_reason_for_softmax(rng):
@@ -97,8 +100,29 @@ def test_a_tie_is_undecided_and_no_reason_for_softmax(rng):
 def test_what_is_faster_at_a_shorter_length_only_is_said(rng):
     """It is no reason to say that all others are slower."""
     times = {512: {"flash": 2e6, "skeinformer": 1e6}, 1024: {"flash": 1e6, "skeinformer": 2e6}}
-    (said,) = answer.sentences(answer.answers(tidy([timed(rng, of, n) for n, of in times.items()])))
-    assert said.endswith("n = 1,024; nothing that was measured stays clearly faster, `skeinformer` is at n = 512.")
+    records = [timed(rng, of, n) for n, of in times.items()]
+    (said,) = answer.sentences(answer.answers(tidy(records)))
+    stays = "n = 1,024 (forward pass); nothing that was measured stays clearly faster, `skeinformer` is at n = 512"
+    assert said.endswith(f"{stays}.")
+    records += [timed(rng, costs(n, 100), n, measured_pass="forward_backward") for n in times]
+    (said,) = answer.sentences(answer.answers(tidy(records)))
+    assert said.endswith(f"{stays}; faster to train: `skeinformer` from n = 512 (the shortest measured) on.")
+
+
+@pytest.mark.parametrize("crossing", [100_000, 1000])
+def test_a_control_is_marked_and_no_advice(rng, crossing):
+    """Not looking at other tokens is the fastest, and no attention that anybody should use."""
+    records = [timed(rng, costs(n, crossing, identity=1.0 * n), n) for n in LENGTHS]
+    records += [memory(name, 2048, batch_size=1, causal=False) for name in ("flash", "skeinformer", "identity")]
+    frame = tidy(records)
+    frame.loc[frame["attention"].isin(["skeinformer", "identity"]) & (frame["metric"] == "peak_memory"), "value"] /= 9
+    found = answer.answers(frame)
+    assert {one.attention: one.is_control for one in found} == {"identity": True, "skeinformer": False}
+    assert set(answer.lines(found)["attention"]) == {"identity (control)", "skeinformer"}
+    (said,) = answer.sentences(found)
+    assert "identity" not in said
+    assert (f"use exact softmax up to n = {LENGTHS[-1]:,}" in said) == (crossing > LENGTHS[-1])
+    assert answer.sentences([one for one in found if one.is_control]) == []
 
 
 def test_two_implementations_of_softmax_are_no_answers(rng):
@@ -189,7 +213,7 @@ def test_an_approximation_is_advised_where_it_is_clearly_nearer_than_averaging(f
     for error, is_near in (((0.01, 0.009, 0.011), True), ((9.0, 8.0, 10.0), False)):
         frame.loc[is_own, ["value", "low", "high"]] = error
         (said,) = answer.sentences(answer.answers(frame))
-        from_there = f"from there to n = {one.n:,}, the longest measured, `skeinformer` is faster (forward pass)"
+        from_there = f"`skeinformer` is faster (forward pass) from there to n = {one.n:,}, {LONGEST}"
         below = "softmax below n = 1,024, where nothing stays clearly faster"
         assert f"{below}; {from_there}, and the fastest to train at n = {one.training_n:,.0f} (of 1" in said
         nearest = "is the nearest that is faster, from n = 1,024 on: error 0.01 (0.01 to 0.01) at n = 1,024"
@@ -259,8 +283,10 @@ def test_masks_are_answered_apart(rng):
     assert {one.causal: one.from_n for one in found} == {True: 1024, False: 2048}
     causal, free = answer.sentences(found)
     below = "use exact softmax below n = {}, where nothing stays clearly faster; "
-    assert causal.startswith(f"With a causal mask: {below.format('1,024')}from")
-    faster = "there, the longest measured, `skeinformer` is faster, and the fastest at n = 2,048"
+    assert causal.startswith(
+        f"With a causal mask: {below.format('1,024')}`skeinformer` is faster from there to n = 2,048"
+    )
+    faster = f"`skeinformer` is faster there, {LONGEST}, and the fastest at n = 2,048"
     assert free.startswith(f"Without a mask: {below.format('2,048')}{faster}")
 
 
@@ -346,7 +372,7 @@ def test_of_those_that_are_ahead_from_one_length_on_the_fastest_comes_first(rng)
     found = answer.answers(tidy([timed(rng, costs(n, 600, linformer=900.0 * n**0.9 * 1.5), n) for n in LENGTHS]))
     assert [(one.attention, one.from_n) for one in found] == [("linformer", 1024), ("skeinformer", 1024)]
     (said,) = answer.sentences(found)
-    there = "from there to n = 4,096, the longest measured, `linformer` is faster, and the fastest"
+    there = f"`linformer` is faster from there to n = 4,096, {LONGEST}, and the fastest"
     assert f"below n = 1,024, where nothing stays clearly faster; {there}" in said
 
 

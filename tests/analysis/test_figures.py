@@ -110,6 +110,8 @@ def test_captions_name_the_conditions_and_the_functions(frame, rng):
     exact = tidy([latency(label, 512, rng) for label in ("xformers_memory_efficient", "performer")])
     text = caption(scaling.latency(exact))
     assert "performer approximates softmax attention." in text and "xformers_memory_efficient" not in text
+    text = caption(scaling.latency(tidy([latency(label, 512, rng) for label in ("softmax", "performer", "v_mean")])))
+    assert "performer approximates softmax attention. v_mean is a control." in text
 
 
 def test_memory_shows_mib_the_gap_and_what_has_no_place():
