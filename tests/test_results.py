@@ -135,8 +135,10 @@ def test_how_the_lead_changes_with_the_context_is_what_the_pages_say():
     _, sequences, tokens = grows
     assert f"by {tokens[0]} nats ({tokens[2]} to {tokens[1]}) if steps of both have 4,096 tokens" in page
     assert f"by {sequences[0]} ({sequences[2]} to {sequences[1]}) if they have four sequences" in page
-    assert f"by {tokens[0]} nats, {tokens[2]} to {tokens[1]}, with 4,096 tokens a step" in readme_page
-    assert f"trained at 512 the lead is {apart[2][0]} ({apart[2][2]} to {apart[2][1]})" in readme_page
+    fewer = f"({grows[0][0]}, -{grows[0][2]} to {grows[0][1]})"
+    said = f"with 4,096 tokens a step (by {tokens[0]} nats, {tokens[2]} to {tokens[1]}; with 2,048 undecided)"
+    assert said in readme_page and f"With the 2,048 tokens of the tables above it is undecided {fewer}" in page
+    assert f"trained at 512 it is {apart[2][0]} ({apart[2][2]} to {apart[2][1]})" in readme_page
     assert f"by {window[0][0]} and {window[2][0]} nats" in page
     assert f"softmax leads by {apart[0][0]} and {apart[2][0]} nats at 1,024 tokens" in page
 

@@ -102,14 +102,21 @@ def speed(step: pd.Series) -> str | None:
 
 def faster(frame: pd.DataFrame) -> str:
     """Sentences: where steps were timed, and which of those that are faster than softmax's learn as much."""
-    steps = lengths(frame, trained_cells(frame)[0])
+    data, _ = trained_cells(frame)
+    steps = lengths(frame, data)
     said = [f"Steps were timed on {captions.machine(frame[frame['bench'].isin(BENCHES)])}."]
     for (task, n), rows in of_language(frame).items():
         own = steps[(steps["kind"] == task) & (steps["n"] == n) & (steps["step"] == "faster")].set_index("series")
-        are_controls = own.index.isin(set(rows.query("control")["series"]))
+        # A control may have been trained at another length only.
+        are_controls = own.index.isin(set(data.loc[data["control"].astype(bool), "series"]))
+        trained = own.index.isin(set(rows["series"]))
         equal, unknown = own["is equal"].eq(True), own["is equal"].isna()
         names = [*(f"`{name}`" for name in own.index[~are_controls]), f"{are_controls.sum()} controls"]
-        as_good = [*(f"`{name}`" for name in own.index[equal]), *(f"`{name}` undecided" for name in own.index[unknown])]
+        as_good = [
+            *(f"`{name}`" for name in own.index[equal]),
+            *(f"`{name}` undecided" for name in own.index[unknown & trained]),
+        ]
+        as_good += [f"`{name}` not trained there" for name in own.index[~trained]]
         said.append(
             f"Clearly faster than softmax's at n = {n:,}: {', '.join(names)}; of these with [a loss as "
             f"small](../results/quality/tables/equal_quality.csv): {', '.join(as_good) or 'none'}."
@@ -193,10 +200,18 @@ def alone(one: Attribution, frame: pd.DataFrame, rows: pd.DataFrame) -> str:
     said += ", ".join(map(worth, _alone(one)))
     if (rate := common_rate(one, rows)) is not None:
         said += f"; all at a rate of {rate:g}: {', '.join(map(worth, at_rate(rate, one, frame, rows)))}"
-    own = losses_of(rows)
-    if block := compared(own[one.hybrid], own.get(BLOCK, Losses())):
-        said += f". Its loss minus that of a block of softmax (`{BLOCK}`): {interval(block)}"
+    blocks = [f"n = {n:,} {words}" for (_, n), own in of_language(frame).items() if (words := _minus_block(one, own))]
+    if rate is not None and (words := _minus_block(one, _panel_at(rate, one, frame, rows))):
+        blocks.append(f"n = {one.n:,} at {rate:g} {words}")
+    said += f". Its loss minus that of a block of softmax (`{BLOCK}`): {', '.join(blocks)}" if blocks else ""
     return f"{said}."
+
+
+def _minus_block(one: Attribution, rows: pd.DataFrame) -> str:
+    """The hybrid's loss minus that of the block of softmax, with its interval; empty if either is missing."""
+    own = losses_of(rows)
+    made = compared(own.get(one.hybrid, Losses()), own.get(BLOCK, Losses()))
+    return interval(made) if made else ""
 
 
 def _alone(one: Attribution) -> list[Worth]:
@@ -229,11 +244,16 @@ def common_rate(one: Attribution, rows: pd.DataFrame) -> float | None:
 
 def at_rate(rate: float, one: Attribution, frame: pd.DataFrame, rows: pd.DataFrame) -> list[Worth]:
     """What the branches are worth if all were trained at this learning rate."""
+    same = [each for each in attributions(_panel_at(rate, one, frame, rows)) if each.hybrid == one.hybrid]
+    return [part for each in same for part in _alone(each)]
+
+
+def _panel_at(rate: float, one: Attribution, frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """The panel of the hybrid, as if this learning rate had been the only one."""
     cells = with_settings(frame[frame["bench"] == "train"], {"rate": ("training", "learning_rate")})
     frame = frame[frame["cell_id"].isin(cells.loc[cells["rate"] == rate, "cell_id"])]
     data, _ = trained_cells(frame, [rows["inputs"].iloc[0]])
-    same = [each for each in attributions(data) if (each.n, each.hybrid) == (one.n, one.hybrid)]
-    return [part for each in same for part in _alone(each)]
+    return data[data["seq_len"] == one.n]
 
 
 def branch(part: Worth) -> str:

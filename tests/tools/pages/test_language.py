@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 import pytest
-from synthetic_quality import HYBRID, hybrid, run, runs
+from synthetic_quality import HYBRID, hybrid, run, runs, timed
 
 from analysis.attribution import ALONE, attributions
 from analysis.frame import tidy
@@ -45,6 +45,29 @@ def test_branches_of_models_with_different_rates_are_compared_at_one_too():
         said = language.alone(one, frame, data)
         assert "block of softmax" not in said, "it was not trained"
         assert re.findall(r"[+-]0\.\d\d \(.*?, ([a-z ]+)\)", said) == words
+
+
+def test_a_hybrid_is_compared_with_a_block_of_softmax_at_each_length_and_at_the_common_rate():
+    """At its own rate it equals the block, at the one that all had and at a longer context it is worse."""
+    slow = [*hybrid(0.3, 0.0, base=2.4), *runs({"local": 2.0})]
+    without = {"sketch": 2.4, "window": 2.4}
+    fast = [run(HYBRID, seed, 2.0, without=without, learning_rate=3e-3) for seed in range(5)]
+    longer = runs({HYBRID: 2.2, "local": 2.0, "softmax": 1.9}, seq_len=128)
+    data = trained_cells(frame := tidy([*slow, *fast, *longer]))[0]
+    (one,) = (each for each in attributions(data) if each.n == 64)
+    said = language.alone(one, frame, data[data["seq_len"] == 64]).partition("(`local`): ")[2]
+    words, numbers = zip(*re.findall(r"(n = [^+-]*) ([+-]\d\.\d{3}) ", said), strict=True)
+    assert words == ("n = 64", "n = 128", "n = 64 at 0.001")
+    assert [float(number) for number in numbers] == pytest.approx([0.0, 0.2, 0.1], abs=0.01)
+
+
+def test_of_what_is_faster_a_control_is_one_wherever_it_was_trained():
+    """Of the window at 128 only the time is known: it is a control all the same, and nothing is undecided."""
+    short = runs({"softmax": 1.9, "identity": 2.4, "local": 2.3}, text="sympy")
+    longer = runs({"softmax": 1.9, "identity": 2.4}, seq_len=128, text="sympy")
+    steps = timed(("softmax", "local"), 128, {"local": 0.1})
+    said = language.faster(tidy([*short, *longer, steps]))
+    assert "at n = 128: 1 controls; of these with" in said and said.endswith("csv): `local` not trained there.")
 
 
 def test_models_trained_on_shorter_contexts_are_tested_beside_those_trained_on_longer_ones():
