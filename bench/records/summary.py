@@ -116,14 +116,16 @@ def curves(record: Record, most: int) -> dict[str, list[Point]]:
 
 
 def headline(record: Record) -> str:
-    """The result of an ok cell in a few words, with the papers' d if it has one.
+    """The result of an ok cell in a few words, with the papers' d if it has one, and what an error is relative to.
 
     Raises:
         RecordError: as in `quantities`.
     """
-    size = features(record)
+    size, reference = features(record), record.measurements.get("reference")
     # Stored in parts, since reading a record shortens long texts.
     words = ", ".join(record.summary["headline"]) if "headline" in record.summary else _headline(record)
+    # Errors of different functions do not compare; most are of softmax.
+    words += f" of {reference}" if isinstance(reference, str) and reference != "softmax" else ""
     return f"d={size} {words}" if size and "features" in record.measurements else words
 
 

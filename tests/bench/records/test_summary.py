@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from command import python
 from synthetic_everything import everything
-from synthetic_records import written
+from synthetic_records import spectral, written
 
 from bench import measures
 from bench.records.record import RecordError
@@ -34,6 +34,12 @@ def test_a_record_reads_back_as_its_benchmark_says(kind):
     assert headline(newer) == headline(older) if record.status == "ok" else newer.summary == traits(older)
     for ours, theirs in zip(quantities(newer), quantities(older), strict=True):
         np.testing.assert_equal(dataclasses.asdict(ours), dataclasses.asdict(theirs))
+
+
+def test_an_error_says_what_it_is_relative_to_unless_that_is_softmax():
+    rng = np.random.default_rng(0)
+    softmax, polynomial = (spectral("performer", 512, 32, rng, reference=of) for of in ("softmax", "polynomial"))
+    assert headline(polynomial).endswith(" of polynomial") and headline(softmax)[-1].isdigit()
 
 
 def test_numbers_that_json_has_not_read_back():
