@@ -31,6 +31,8 @@ KEYS = {
     "attention": ("attention", "head_dim", "num_heads", "causal", "seq_len", "impl"),
     "inputs": ("inputs", "head_dim", "num_heads", "seq_len", "batch_size", "seed"),
 }
+# Benchmarks of decoding steps.
+DECODING = ("decode", "capacity")
 # An error about a setting begins with its name; other errors are left to the cell.
 SETTING = re.compile(r"[\w.]+[=:]")
 LONGEST_ANSWER = 1 << 16
@@ -64,9 +66,10 @@ class _Checker:
             if "refused" in answer:
                 key = answer["refused"].split("=", 1)[0]
                 raise ConfigError(f"{'attention.' * (key in config['attention'])}{answer['refused']}")
-            if "unsupported" in answer and not (self._elsewhere and is_gpu(config["device"])):
+            reason = None if self._elsewhere and is_gpu(config["device"]) else answer.get("unsupported")
+            if reason := reason or _excluded(config):
                 label = f"{config['label']}: " if cell.entries[1:] else ""
-                reasons.append(label + answer["unsupported"])
+                reasons.append(label + reason)
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
         if "task" in cell.config and not self._elsewhere:
@@ -101,6 +104,15 @@ class _Checker:
         if self._child is not None:
             self._child.end()
             self._child = None
+
+
+def _excluded(config: dict[str, Any]) -> str | None:
+    """Why a mechanism cannot run in a cell, if its entry in the registry says so."""
+    info, bench = attention_zoo.info(config["attention"]["name"]), config["bench"]["name"]
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in info.dtypes]
+    if config["dtype"] not in dtypes:
+        return f"dtype={config['dtype']}: {info.name} takes {', '.join(dtypes)} only"
+    return f"bench={bench}: {info.name} cannot decode" if bench in DECODING and not info.decode else None
 
 
 def main() -> None:

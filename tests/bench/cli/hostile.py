@@ -131,6 +131,8 @@ KEYS = {
 WITH_A_RECORD = {
     "attention=polysketch_srht_r32 head_dim=48": "head_dim=48: must be a power of two",
     "attention=linformer causal=true": "causal=true: linformer cannot",
+    "attention=linear,performer dtype=float16": "dtype=float16: linear takes float64, float32, bfloat16 only",
+    "bench=decode attention=reformer": "bench=decode: reformer cannot decode",
     "attention=v_mean impl=fused": "impl=fused: v_mean has reference only",
 }
 

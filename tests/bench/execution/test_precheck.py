@@ -51,6 +51,29 @@ def test_the_reason_why_a_mechanism_does_not_support_a_cell_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("attention", "bench", "changes", "reason"),
+    [
+        ("linear", "latency", {"dtype": "float16"}, "dtype=float16: linear takes float64, float32, bfloat16 only"),
+        ("reformer", "decode", {"causal": True}, "bench=decode: reformer cannot decode"),
+        ("reformer", "capacity", {"causal": True}, "bench=capacity: reformer cannot decode"),
+    ],
+)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_the_registry_excludes_is_known_with_its_key_on_every_machine(
+    attention, bench, changes, reason, elsewhere, tmp_path
+):
+    cells = [a_cell(name, bench, **changes) for name in (attention, "flash")]
+    excluded, other = precheck.check_cells(cells, tmp_path, elsewhere=elsewhere)
+    assert excluded.unsupported == reason and other == cells[1]
+
+
+def test_what_the_registry_excludes_names_its_entry_of_a_comparison(tmp_path):
+    (cell,) = merge_compared([a_cell(name, "compare", dtype="float16") for name in ("flash", "performer")])
+    (excluded,) = checked(tmp_path, cell)
+    assert excluded.unsupported == "performer: dtype=float16: performer takes float64, float32, bfloat16 only"
+
+
+@pytest.mark.parametrize(
     ("attention", "line"),
     [
         ({"name": "polysketch", "sketch_size": 0}, "attention.sketch_size=0: must be an integer of at least 1"),
