@@ -1,6 +1,6 @@
 """Checks cells before anything is measured: a child process builds their mechanisms and reads their inputs.
 
-What a task needs is looked for here, without asking the network.
+What a task needs is looked for here, without asking the network. The user's own text is read, too.
 
 The child answers questions one after the other. If it dies at a question, or takes too long, the question is skipped:
 the cell itself will fail in the same way, and only that cell ends.
@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ from bench.execution.runner import child_environment
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
 
-ANSWERS_WITHIN_S = {"attention": 10.0, "inputs": 60.0}
-# The settings that an answer depends on; the seed does not decide whether a mechanism can be built.
+# A text that is too short is short enough for its tokens to be made in that time.
+ANSWERS_WITHIN_S = {"attention": 10.0, "inputs": 60.0, "task": 10.0}
+# The settings that an answer depends on; no seed decides whether a mechanism can be built or a text is long enough.
 KEYS = {
     "attention": ("attention", "head_dim", "num_heads", "causal", "seq_len", "impl"),
     "inputs": ("inputs", "head_dim", "num_heads", "seq_len", "batch_size", "seed"),
+    "task": ("task", "seq_len", "causal"),
 }
 # Benchmarks of decoding steps.
 DECODING = ("decode", "capacity")
@@ -49,13 +52,16 @@ def check_cells(cells: Sequence[Cell], cache_dir: Path, *, elsewhere: bool = Fal
     Raises:
         ConfigError: a mechanism refuses a hyperparameter, inputs or a task's data cannot be read, or inputs do not fit.
     """
-    with contextlib.closing(_Checker(cache_dir, elsewhere)) as checker:
+    with contextlib.ExitStack() as stack:
+        own = any(_reads_own_text(cell.config) for cell in cells)
+        scratch = stack.enter_context(tempfile.TemporaryDirectory()) if own else ""
+        checker = stack.enter_context(contextlib.closing(_Checker(cache_dir, scratch, elsewhere)))
         return [checker.check(cell) for cell in cells]
 
 
 class _Checker:
-    def __init__(self, cache_dir: Path, elsewhere: bool) -> None:
-        self._cache_dir, self._elsewhere = str(cache_dir.absolute()), elsewhere
+    def __init__(self, cache_dir: Path, scratch: str, elsewhere: bool) -> None:
+        self._cache_dir, self._scratch, self._elsewhere = str(cache_dir.absolute()), scratch, elsewhere
         self._answers: dict[str, Answer] = {}
         self._child: processes.Child | None = None
 
@@ -74,15 +80,16 @@ class _Checker:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
         if "task" in cell.config and not self._elsewhere:
             tasks.settings(cell.config["task"]).require_data(cell.config, Path(self._cache_dir))
-        if "task" not in cell.config and inputs.source(cell.config["inputs"]).is_read:
-            answer = self._ask("inputs", cell.config, cell)
-            if "refused" in answer:
-                raise ConfigError(answer["refused"])
+        reads = "task" not in cell.config and inputs.source(cell.config["inputs"]).is_read
+        kind = "inputs" if reads else "task" if _reads_own_text(cell.config) else None
+        if kind and "refused" in (answer := self._ask(kind, cell.config, cell)):
+            raise ConfigError(answer["refused"])
         return cell
 
     def _ask(self, kind: str, config: dict[str, Any], cell: Cell) -> Answer:
         settings = {key: config[key] for key in KEYS[kind]}
-        question = json.dumps({"kind": kind, "cache_dir": self._cache_dir, **settings}, sort_keys=True)
+        folder = self._scratch if kind == "task" else self._cache_dir
+        question = json.dumps({"kind": kind, "cache_dir": folder, **settings}, sort_keys=True)
         name = f"{kind} {config[kind]['name']}"
         for known in (question, name):
             if known in self._answers:
@@ -104,6 +111,12 @@ class _Checker:
         if self._child is not None:
             self._child.end()
             self._child = None
+
+
+def _reads_own_text(config: dict[str, Any]) -> bool:
+    """Whether the examples are made of a text of the user's alone, without the network."""
+    files = config.get("files", {})
+    return "text" in files and ("tokenizer" in files or config["task"]["tokenizer"] in ("bytes", "bpe"))
 
 
 def _excluded(config: dict[str, Any]) -> str | None:
@@ -129,6 +142,9 @@ def _try(kind: str, cache_dir: str, **config: Any) -> Answer:
     try:
         if kind == "attention":
             build_attention({**config, "seed": 0})
+        elif kind == "task":
+            refusals = (ConfigError,)
+            tasks.open_task({**config, "seed": 0}, Path(cache_dir))
         else:
             refusals = (ValueError, ConnectionError, ModuleNotFoundError)
             inputs.source(config["inputs"]).check(config, Path(cache_dir))

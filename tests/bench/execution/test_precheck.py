@@ -1,8 +1,10 @@
 """What is seen of cells before anything is measured: what their mechanisms refuse, and inputs that cannot be read."""
 
+import json
 import os
 import re
 import sys
+import tempfile
 import time
 from functools import partial
 
@@ -15,7 +17,7 @@ import attention_zoo
 from attention_zoo import registry
 from bench import tasks
 from bench.common.errors import ConfigError
-from bench.execution import precheck
+from bench.execution import precheck, processes
 from bench.inputs import models, texts
 from bench.plan.cell import merge_compared
 
@@ -115,10 +117,10 @@ def test_inputs_that_cannot_be_read_are_one_line(text, line, tmp_path):
 # --- what a task reads
 
 
-def a_training(task, seq_len, **changes):
+def a_training(task, seq_len, seed=0, **changes):
     kinds = {"language_modelling": "transformer"}
     model = {"name": kinds.get(task, "classifier")}
-    given = {"task": {"name": task, **changes}, "model": model, "training": {}, "causal": task in kinds}
+    given = {"task": {"name": task, **changes}, "model": model, "training": {}, "causal": task in kinds, "seed": seed}
     return a_cell("flash", "train", {}, seq_len=seq_len, num_heads=2, **given)
 
 
@@ -200,3 +202,55 @@ def test_stand_ins_need_neither_hub_nor_package(task, seq_len, changes, tmp_path
     monkeypatch.setattr(texts, "find_spec", lambda name: None)
     cell = a_training(task, seq_len, **changes)
     assert checked(tmp_path, cell) == [cell]
+
+
+OWN_TEXTS = {
+    "latin": (b"caf\xe9\n" * 2000, {}, "task.text={!r}: cannot be read: 'utf-8' codec can't decode byte 0xe9"),
+    "short": (b"a word\n" * 100, {}, "seq_len=64: must be at most 34, the split validation of task.text={} has 35"),
+    "poor": (b"a\n" * 5000, {"tokenizer": "bpe", "vocabulary": 1024}, "task.vocabulary=1024: must be at most "),
+}
+
+
+@pytest.mark.parametrize(("content", "changes", "line"), OWN_TEXTS.values(), ids=OWN_TEXTS)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_text_of_the_users_that_cannot_be_learned_is_refused_before_anything_starts(
+    content, changes, line, elsewhere, tmp_path
+):
+    text = tmp_path / "own.txt"
+    text.write_bytes(content)
+    cells = [a_training("language_modelling", length, text=str(text), **changes) for length in (16, 64)]
+    with pytest.raises(ConfigError, match="^" + re.escape(line.format(str(text)))):
+        precheck.check_cells(cells, tmp_path / "inputs", elsewhere=elsewhere)
+    assert list(tmp_path.iterdir()) == [text]
+
+
+@pytest.fixture
+def texts_read(monkeypatch):
+    """How often the child was asked to read a text."""
+    asked, send = [], processes.Child.send_line
+
+    def noted(self, line):
+        asked.append(json.loads(line)["kind"])
+        send(self, line)
+
+    monkeypatch.setattr(processes.Child, "send_line", noted)
+    return lambda: asked.count("task")
+
+
+def test_a_text_of_the_users_is_read_once_for_all_seeds_and_nothing_is_left(tmp_path, texts_read, monkeypatch):
+    text, scratch = tmp_path / "own.txt", tmp_path / "scratch"
+    text.write_text("some words\n" * 1000)
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    cells = [a_training("language_modelling", 64, text=str(text), seed=seed) for seed in (0, 1)]
+    assert checked(tmp_path, *cells) == cells and texts_read() == 1
+    assert sorted(tmp_path.iterdir()) == [text, scratch] and not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("changes", [{}, {"text": "{own}", "tokenizer": "org/name"}])
+def test_no_other_text_is_read_and_the_hub_is_not_asked_for_a_tokenizer(changes, tmp_path, texts_read):
+    (tmp_path / "own.txt").write_text("short")
+    cell = a_training(
+        "language_modelling", 64, **{key: told.format(own=tmp_path / "own.txt") for key, told in changes.items()}
+    )
+    assert checked(tmp_path, cell) == [cell] and texts_read() == 0
