@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from bench.common.errors import ConfigError, one_line
+from bench.common.errors import ConfigError, bounded, one_line
 from bench.common.schema import defaults
 from bench.plan import config as settings
 from bench.plan import executors
@@ -60,7 +60,9 @@ def _explain(error: Exception) -> str:
             return f"{full}: none is chosen; {full}=NAME is one of {', '.join(about(full))}"
         elsewhere, group = settings.keys_that_end(full), full.removesuffix(str(cause.key))
         near = _near(str(cause.key), [str(key) for key in cause.parent_node], group)
-        return f"{full}: unknown; {f'did you mean {elsewhere}?' if elsewhere else near}"
+        typed, of = re.search(rf"use \+({re.escape(full)}=.*)", str(error)), cause.parent_node.get("name")
+        what = f"{bounded(typed[1], 120) if typed else full}: unknown{f' to {group}name={of}' if of else ''}"
+        return f"{what}; {f'did you mean {elsewhere}?' if elsewhere else near}"
     if isinstance(error, MarkedYAMLError) and error.problem_mark:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     if found := re.match(r"In '(.+)/(.+)': \w+ raised while composing config:\n(.+)", str(error)):

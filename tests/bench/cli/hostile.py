@@ -20,7 +20,7 @@ SENTENCES = {
     "attention=flsh": "attention=flsh: unknown; did you mean flash",
     "attention=../config": "attention=config: must be the name of a file in attention/",
     "attention.name=../../etc/passwd": "attention='../../etc/passwd'",
-    "seq_ln=5": "seq_ln: unknown; did you mean seq_len",
+    "seq_ln=5": "seq_ln=5: unknown; did you mean seq_len",
     "+x=1": "x=1: unknown",
     "seq_len=0": "seq_len=0: must be",
     "seq_len=${oc.env:HOME}": "seq_len='${oc.env:HOME}': must not use a resolver",
@@ -43,7 +43,7 @@ SENTENCES = {
     "seed='9223372036854775808'": "seed=9223372036854775808: must be",
     "inputs.score_scale=1e200": "inputs.score_scale=1e+200: must be at most 1e+150",
     "hydra/launcher=basic": "hydra/launcher: must be one of cells, devices, ray, slurm",
-    "hydra.launcher._target_=os.system": "hydra.launcher._target_: unknown; known are hydra.launcher.executor, ",
+    "hydra.launcher._target_=os.system": "hydra.launcher._target_=os.system: unknown; known are hydra.launcher.exec",
     "hydra.sweeper._target_=os.system": "hydra.sweeper._target_=os.system: not allowed",
     "seed=range(0,10,0)": "seed=range(0,10,0): a range's step must not be 0",
     "size=laptop,paper": "size=laptop,paper: must have one value",
@@ -113,7 +113,11 @@ TYPED = {
 # Keys that are not there, or not so.
 KEYS = {
     "a.b.c=1": "a: unknown",
-    "degree=2": "degree: unknown; did you mean attention.degree (of ",
+    "degree=2": "degree=2: unknown; did you mean attention.degree (of ",
+    "attention=performer,flash attention.num_features=64": (
+        "attention.num_features=64: unknown to attention.name=flash; known are attention.backend, "
+    ),
+    "bench.foo=3": "bench.foo=3: unknown to bench.name=latency; known are bench.memory_limit, ",
     "task.num_pairs=2": "task: none is chosen; task=NAME is one of associative_recall,",
     "+x.y=1": "x",
     "+seq_len=5": "seq_len",
@@ -121,7 +125,9 @@ KEYS = {
     "~attention.name": "attention",
     "attention@x=flash": "attention",
     "seq_len.x=5": "seq_len",
-    "attention=skeinformer attention.nfeatures=3": "attention.nfeatures: unknown; did you mean attention.num_features?",
+    "attention=skeinformer attention.nfeatures=3": (
+        "attention.nfeatures=3: unknown to attention.name=skeinformer; did you mean attention.num_features?"
+    ),
     **{f"attention.name={name}": "attention" for name in ("null", "[flash]")},
     **{f"~{group}": group for group in ("attention", "bench", "inputs", "tracking")},
     "experiment.nothing=1": "experiment",
