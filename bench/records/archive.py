@@ -71,8 +71,7 @@ def pack(results_dir: Path, path: Path) -> int:
     """
     store, where = Store(results_dir), f"--results={str(results_dir)!r}"
     records = [record for record, _ in store.readable(store.names())]
-    # A marked results folder may be empty.
-    if not records and not own.is_marked(results_dir, own.RESULTS) and results_dir.is_dir() and os.listdir(results_dir):
+    if not records and not own.is_marked(results_dir, own.RESULTS):  # a marked results folder may be empty
         raise ConfigError(f"{where}: holds no records; must be a results folder")
     if os.path.lexists(path):
         try:

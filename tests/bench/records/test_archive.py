@@ -62,15 +62,17 @@ def test_what_is_unpacked_is_what_was_packed(results, tmp_path, capsys):
     assert [line.rpartition(": ")[2] for line in said] == ["4 records added", "0 records added, 4 were there"]
 
 
-def test_a_folder_without_records_makes_no_archive(tmp_path, capsys):
+@pytest.mark.parametrize("folder", ["photos", "photos/mine", "missing"])
+def test_a_folder_without_records_makes_no_archive(folder, tmp_path, capsys):
     (tmp_path / "photos" / "mine").mkdir(parents=True)
-    assert main(["pack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / "photos")]) == 2
-    assert capsys.readouterr().err.endswith("holds no records; must be a results folder\n")
+    assert main(["pack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / folder)]) == 2
+    line = f"error: --results={str(tmp_path / folder)!r}: holds no records; must be a results folder\n"
+    assert capsys.readouterr() == ("", line)
     assert not (tmp_path / "a.tgz").exists()
 
 
-@pytest.mark.parametrize("lacking", ["all", "one"])
-def test_no_record_of_an_earlier_archive_is_lost(lacking, results, tmp_path, capsys):
+@pytest.mark.parametrize(("lacking", "why"), [("all", "holds no records"), ("one", "lacks 1 records that")])
+def test_no_record_of_an_earlier_archive_is_lost(lacking, why, results, tmp_path, capsys):
     """A misspelt folder, or another one, under the name of an archive that has records."""
     archive, other = tmp_path / "runs.tgz", tmp_path / "other"
     pack(results, archive)
@@ -79,7 +81,7 @@ def test_no_record_of_an_earlier_archive_is_lost(lacking, results, tmp_path, cap
         shutil.copytree(results, other)
         next((other / "records").iterdir()).unlink()
     assert main(["pack", str(archive), "--results", str(other)]) == 2
-    assert "records that" in capsys.readouterr().err and archive.read_bytes() == before
+    assert why in capsys.readouterr().err and archive.read_bytes() == before
     # More records may join those that it has.
     merge([archive], other)
     assert main(["pack", str(archive), "--results", str(other)]) == 0
