@@ -14,6 +14,7 @@ from bench.execution.ranks import follows
 from bench.execution.sweep import Sweep, plan, run_sweep
 from bench.plan import executors
 from bench.plan.compose import compose_jobs, expand, grid_choices
+from bench.plan.data import shown
 from bench.plan.load import Loader, explained
 from bench.records import plans
 from bench.records.record import FAILED, Record
@@ -28,6 +29,8 @@ def run(overrides: Sequence[str] = (), config_dir: str | None = None) -> list[Re
 
     Raises `ConfigError`, before anything is measured, for a configuration that cannot run.
     """
+    if isinstance(overrides, str):  # its letters would be read as overrides
+        raise ConfigError(f"overrides={shown(overrides)}: must be a list, such as ['attention=flash', 'seq_len=512']")
     return launch(planned(Loader(config_dir), overrides))
 
 

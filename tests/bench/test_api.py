@@ -2,6 +2,7 @@
 
 import pytest
 from command import python
+from refusals import refused
 from synthetic_records import memory, written
 
 import analysis
@@ -55,6 +56,11 @@ def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch)
     ((results_dir, folder, cell_ids),) = summaries
     assert folder.parent.parent == results_dir and folder.name == sweep.sweep_id
     assert cell_ids == {record.cell_id for record in records}
+
+
+def test_one_text_is_no_list_of_overrides():
+    with refused("overrides='seq_len=64': must be a list, such as ["):
+        api.run("seq_len=64")
 
 
 BESIDE = ("bench", "analysis", "hydra", "mlflow", "pandas", "matplotlib", "transformers")
