@@ -27,7 +27,7 @@ from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, PAGES, PARTS, TABLES, Made, claimed, explanation, made, parts
 from analysis.selection import MissingRecords, choose, position, unless_quiet
 from analysis.tables import people
-from bench.common.errors import ConfigError, Parser, named_path, one_line
+from bench.common.errors import ConfigError, Parser, in_cell, named_path, one_line
 from bench.records import plans
 from bench.records.disk import is_file, write_atomically
 
@@ -207,13 +207,16 @@ def _noting(name: str) -> Iterator[None]:
 
 
 def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    for _, cells in frame.groupby("bench", sort=True):
-        print(formats.markdown(table.by_cell(cells)), end="\n\n")
+    for _, own in frame.groupby("bench", sort=True):
+        cells, equal = table.shortened(table.by_cell(own))
+        if equal:
+            print(f"in all rows: {in_cell(equal)}", end="\n\n")
+        print(formats.markdown(cells), end="\n\n")
     if "compare" in set(frame.loc[frame["status"] == "ok", "bench"]):
         crossovers = compare.crossovers(frame)
         print("Crossovers:", "none" if crossovers.empty else f"\n\n{formats.markdown(crossovers)}")
     if path := options.csv:
-        content = frame.drop(columns="raw").to_csv(index=False).encode()
+        content = frame.drop(columns=["raw", "config"]).to_csv(index=False).encode()
         # Overwrite only a table that this command wrote.
         header = content[: content.index(b"\n") + 1]
         if os.path.lexists(path) and not (is_file(path) and path.read_bytes().startswith(header)):

@@ -66,6 +66,7 @@ COLUMNS = (
     "impl",
     "seed",
     "settings",  # JSON: all other settings that change the measurement
+    "config",  # JSON: all settings of the cell
     "device",
     "device_name",
     "cpu_model",
@@ -224,6 +225,7 @@ def _conditions(record: Record) -> Row:
         "source": record.measurements.get("source"),
         "units": record.measurements.get("unit"),
         "settings": _json(settings),
+        "config": json.dumps(record.config),  # in the order in which a sweep's table names them
         "device_name": record.device_name,
         "threads": record.numerics.get("threads"),
         "mechanisms": ", ".join(sorted({cell["attention"]["name"] for cell in (config, *bench.get("against", ()))})),

@@ -83,7 +83,7 @@ def settings_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         alike.setdefault(_names(config), []).append(place)
     apart = [""] * len(configs)
     for places in (places for places in alike.values() if len(places) > 1):
-        flat = (flatten(configs[place]).items() for place in places)
+        flat = (flatten(_labelled(configs[place])).items() for place in places)
         settings = [
             {key: value if isinstance(value, str) else json.dumps(value) for key, value in each} for each in flat
         ]
@@ -99,6 +99,12 @@ def settings_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
             words = (f"{key.removesuffix('.name')}={own[key]}" for key in telling if key in own)
             apart[place] = ", ".join(words)
     return apart
+
+
+def _labelled(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with the labels of a comparison's other mechanisms, which say their settings, instead of these."""
+    labels = [other["label"] for other in config["bench"].get("against", ())]
+    return {**config, "bench": {**config["bench"], "against": labels}} if labels else config
 
 
 def _row(record: Record, apart: str) -> tuple[str, ...]:

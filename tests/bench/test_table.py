@@ -128,6 +128,12 @@ def test_a_size_of_the_benchmark_that_is_the_mechanisms_is_said_once():
     assert settings_apart(cells)[1] == "attention.num_features=9, bench.num_features=7"
 
 
+def test_comparisons_are_told_apart_by_the_labels_of_what_they_compare():
+    others = [{"label": label, "attention": {"name": label, "window": 8}} for label in ("local", "linear")]
+    cells = [trained() | {"bench": {"name": "compare", "against": others[:count]}} for count in (1, 2)]
+    assert settings_apart(cells) == ['bench.against=["local"]', 'bench.against=["local", "linear"]']
+
+
 def test_another_model_is_told_by_its_name_alone():
     assert settings_apart([trained(), trained(model="convolution")]) == ["model=transformer", "model=convolution"]
 
