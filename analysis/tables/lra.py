@@ -135,10 +135,11 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
         rest.append(json.dumps([task, own.pop("training.learning_rate", None)], sort_keys=True))
         options.append(json.dumps(own, sort_keys=True))
         models.append({k: v for k, v in (settings.get("model") or {}).items() if k not in MODEL_OPTIONS})
+    # Older records lack settings that are off in newer ones.
+    models = [{key: one.get(key) or None for key in sorted(set().union(*models))} for one in models]
     both = zip(parsed(cells["hyperparameters"]), models, strict=True)
     hyperparameters = [json.dumps(own | {f"model.{k}": v for k, v in model.items()}) for own, model in both]
-    # Older records lack settings that are off in newer ones.
-    model = [json.dumps({k: v for k, v in one.items() if v not in (None, False)}, sort_keys=True) for one in models]
+    model = [json.dumps(one) for one in models]
     return cells.assign(options=options, rest=rest, model=model, hyperparameters=hyperparameters)
 
 

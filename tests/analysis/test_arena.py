@@ -94,13 +94,14 @@ def test_another_rate_is_no_option_of_the_protocol():
 def test_another_model_is_no_option_of_the_protocol():
     """Deeper models with another protocol are compared with none of the usual depth; a control has its own model."""
     other = {"training": {"checkpoint": "last"}}
-    usual = cells({"flash": 0.7, "local": 0.6, "bag_of_tokens": 0.5})
+    usual = cells({"flash": 0.7, "local": 0.6, "bag_of_tokens": 0.5, "convolution": 0.5, SKEINFORMER: 0.6})
     option = cells({"flash": 0.7, "bag_of_tokens": 0.6}, **other)
     deeper = cells({"flash": 0.9}, model={"layers": 6}, **other)
     more_heads = cells({"local": 0.9}, num_heads=4, **other)
-    table = TABLES["lra_protocols"](tidy([*usual, *option, *deeper, *more_heads])).set_index("attention")
-    assert set(table.index) == {"flash model.layers=2", "bag_of_tokens"}
-    assert abs(table.loc["flash model.layers=2", "difference (points)"]) < 2
+    gated = cells({"flash": 0.9}, model={"gated": True}, **other)  # a setting that the others do not have
+    table = TABLES["lra_protocols"](tidy([*usual, *option, *deeper, *more_heads, *gated])).set_index("attention")
+    assert set(table.index) == {"flash model.gated=None model.layers=2", "bag_of_tokens"}
+    assert abs(table.loc["flash model.gated=None model.layers=2", "difference (points)"]) < 2
     bag = table.loc["bag_of_tokens"]
     assert bag["ahead of softmax (points)"] == pytest.approx(-20, abs=1)
     assert bag["with it (points)"] == pytest.approx(-10, abs=1)
