@@ -139,13 +139,15 @@ class Mirror:
             sweeps[record.sweep_id].append(record)
         with self._writing() as experiment:
             summaries = experiment.search("tags.kind = 'summary'")
-            known = [run for run in summaries if run.data.tags.get("format") == FORMAT]
+            known = [
+                run for run in summaries if run.data.tags.get("format") == FORMAT and run.info.status == "FINISHED"
+            ]
             ends = {run.data.tags["sweep_id"]: run.info.start_time for run in known}  # a summary starts at the end
             # Summaries first, so that their cells are then written below them.
             for sweep_id, of_sweep in sweeps.items():
-                if len(of_sweep) < 2 or ends.get(sweep_id, -1) >= milliseconds(of_sweep[-1].ended):
-                    continue
                 own = self._planned(sweep_id, by_cell) or of_sweep
+                if len(own) < 2 or ends.get(sweep_id, -1) >= milliseconds(own[-1].ended):
+                    continue
                 drawn = sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
                 figures = [path for path in drawn if path.suffix in FIGURES]
                 self._summarise(experiment, own, figures, table(own), sweep_id)

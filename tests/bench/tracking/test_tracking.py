@@ -268,15 +268,17 @@ def test_what_records_there_are_is_mirrored_with_a_summary_for_each_sweep(mirror
     assert [run.info.run_id for run in runs_of(results_dir, "summary")] == [summary.info.run_id]
 
 
-def test_a_summary_older_than_its_records_is_written_again(mirror, results_dir):
-    """As after a second attempt with tracking=none. A cell that another sweep measured stays in it."""
+@pytest.mark.parametrize("sweep_id", [SWEEP, "3" * 64])
+def test_a_summary_older_than_its_records_is_written_again(mirror, results_dir, sweep_id):
+    """As after a second attempt with tracking=none, by any sweep. A cell that another sweep measured stays in it."""
     failed, fine = a_record(1, status="oom"), a_record(2, seq_len=512, sweep_id="2" * 64)
     records = [failed, fine, a_record(3, seq_len=2048)]
     mirror.summary(SWEEP, records, [], "")
     cells = [plans.SavedCell(one.cell_id, "", one.config, 60.0, None, []) for one in records]
     (results_dir / "sweeps" / SWEEP).mkdir(parents=True)
     plans.save(results_dir, plans.SavedPlan(SWEEP, [], {}, {}, [], cells))
-    again = a_record(4, cell_id=failed.cell_id, attempt=2, ended="2099-01-01T00:00:00+00:00")
+    ended = "2099-01-01T00:00:00+00:00"
+    again = a_record(4, cell_id=failed.cell_id, attempt=2, ended=ended, sweep_id=sweep_id)
     for _ in range(2):
         mirror.complete([*records, again])
         (summary,) = runs_of(results_dir, "summary")
