@@ -90,7 +90,8 @@ class _Checker:
         settings = {key: config[key] for key in KEYS[kind]}
         folder = self._scratch if kind == "task" else self._cache_dir
         question = json.dumps({"kind": kind, "cache_dir": folder, **settings}, sort_keys=True)
-        name = f"{kind} {config[kind]['name']}"
+        # Of another text nothing is known.
+        name = question if kind == "task" else f"{kind} {config[kind]['name']}"
         for known in (question, name):
             if known in self._answers:
                 return self._answers[known]

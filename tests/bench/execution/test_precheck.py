@@ -247,6 +247,21 @@ def test_a_text_of_the_users_is_read_once_for_all_seeds_and_nothing_is_left(tmp_
     assert sorted(tmp_path.iterdir()) == [text, scratch] and not list(scratch.iterdir())
 
 
+def test_a_text_that_takes_too_long_hides_no_other(tmp_path, monkeypatch):
+    for name, words in (("big", "ab " * 200_000), ("latin", "caf\xe9\n" * 2000)):
+        (tmp_path / name).write_bytes(words.encode("latin-1"))
+    ask = processes.Child.send_line
+
+    def slow(self, line):
+        monkeypatch.setitem(precheck.ANSWERS_WITHIN_S, "task", 0.001 if b"big" in line else 60.0)
+        ask(self, line)
+
+    monkeypatch.setattr(processes.Child, "send_line", slow)
+    texts = [a_training("language_modelling", 64, text=str(tmp_path / name)) for name in ("big", "latin")]
+    with pytest.raises(ConfigError, match="latin': cannot be read"):
+        checked(tmp_path, *texts)
+
+
 @pytest.mark.parametrize("changes", [{}, {"text": "{own}", "tokenizer": "org/name"}])
 def test_no_other_text_is_read_and_the_hub_is_not_asked_for_a_tokenizer(changes, tmp_path, texts_read):
     (tmp_path / "own.txt").write_text("short")
