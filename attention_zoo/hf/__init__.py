@@ -2,7 +2,8 @@
 
 Call `register()`, then set `attn_implementation="polysketch"`; or call `attach(model, "polysketch")`, which also makes
 the mechanisms of all layers at once and checks that the model calls them. If a model asks for something that a
-mechanism cannot do, that is refused. After `register`, `save_pretrained` and `from_pretrained` include the mechanisms.
+mechanism cannot do, that is refused. Only `attach` sees that layers do not say that they are causal (Pegasus-X), which
+then see later tokens. After `register`, `save_pretrained` and `from_pretrained` include the mechanisms.
 """
 
 import copy

@@ -63,7 +63,13 @@ def key_mask(
 
 
 def whole_mask(**given: Any) -> Tensor | None:
-    """The mask function of `attach`, which compares what a model hides with the causal flags of its layers."""
+    """The mask function of `attach`, which compares what a model hides with the causal flags of its layers.
+
+    Raises:
+        UnsupportedError: a causal mask of one token, which hides nothing.
+    """
+    if given["q_length"] == given["kv_length"] == 1 and given["mask_function"] is not bidirectional_mask_function:
+        raise UnsupportedError("example: has one token where a mask is causal; must have two, to see what it hides")
     may_skip = given["q_length"] != given["kv_length"]
     return key_mask(**given | {"allow_is_causal_skip": may_skip, "allow_is_bidirectional_skip": may_skip})
 

@@ -67,6 +67,8 @@ def test_layers_that_do_not_say_that_they_are_causal_are_refused_where_a_mask_hi
     expected = model(**inputs).last_hidden_state
     with pytest.raises(UnsupportedError, match=r"^attention_mask: is more than padding of keys with is_causal=False"):
         hf.attach(model, "softmax")
+    with pytest.raises(UnsupportedError, match=r"^example: has one token where a mask is causal"):
+        hf.attach(model, "softmax", example=inputs | {"decoder_input_ids": inputs["decoder_input_ids"][:, :1]})
     assert torch.equal(model(**inputs).last_hidden_state, expected), "it has its own attention again"
 
 
