@@ -1,4 +1,4 @@
-"""Which attention should I use, from which length on, and at what cost? As a table and as sentences.
+"""Which attention should I use, from which length on, and at what cost? As numbers and as a table.
 
 Speeds are over the best exact softmax that was measured in the same rounds, in any kernel and dtype; memory is over the
 exact softmax of the same dtype that needs least.
@@ -13,17 +13,16 @@ import pandas as pd
 
 from analysis.plots import crossover
 from analysis.selection import MissingRecords, controls, exact_softmax, mask, newest, unless_quiet
+from bench.records.statistics import Ratio
 
-CLEARLY = 0.9
-"""Of softmax's memory: ratios above this may come from the allocator's page size."""
 UNKNOWN = "–"
-_SAID = {"forward": "forward pass", "forward_backward": "forward and backward pass of one attention"}
+PASSES = ("forward", "forward_backward")
 NEEDS = "needs an ok record of bench=compare of a forward pass, of exact softmax and another mechanism"
 AVERAGING = "v_mean"
 """The mean of all values: an approximation is useful only if its error is smaller."""
 
 
-Ratio = tuple[float, float, float]
+Interval = tuple[float, float, float]
 
 
 class Answer(NamedTuple):
@@ -41,7 +40,7 @@ class Answer(NamedTuple):
     n: int
     """The longest length at which it was compared; `forward` is measured there."""
     forward: Ratio | None
-    """How many times as fast as the baseline in the same rounds: median, and the ends of the 95 % interval."""
+    """How many times as fast as the best exact softmax in the same rounds."""
     training_from: tuple[float, bool] | None
     """`from_n` and `is_first` of forward and backward pass together; None where it was not compared."""
     training_n: float
@@ -52,12 +51,14 @@ class Answer(NamedTuple):
     training_memory: dict[float, float]
     """As `memory`, for forward and backward pass together."""
     error_n: float
-    error: Ratio | None
+    error: Interval | None
     """Error relative to exact softmax on a trained model's inputs of length `error_n`, with its interval."""
-    averaging: Ratio | None
+    averaging: Interval | None
     """The error of averaging the values, on the same inputs."""
     disturbed: str | None
     """What disturbed the machine while the mechanism was compared."""
+    softmax: str
+    """The exact softmax that most of its speeds of forward passes are over, with its dtype if that is another."""
     device_name: str
     """Of the machine that its speeds are of."""
     speeds: dict[str, dict[float, Ratio]]
@@ -70,13 +71,13 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
     speeds = speeds[~speeds["exact_softmax"]]
     found = []
     for (dtype, causal, name), rows in speeds.groupby(["dtype", "causal", "attention"]):
-        forward, training = (rows[rows["pass"] == which].sort_values("seq_len") for which in _SAID)
+        forward, training = (rows[rows["pass"] == which].sort_values("seq_len") for which in PASSES)
         if forward.empty:
             continue
         from_n, is_first = _from(forward)
         own = frame[_alike(frame, rows.iloc[0]) & (frame["causal"] == causal)]
         there = frame[(frame["dtype"] == dtype) & frame["device_name"].isin(rows["device_name"])]
-        peaks = [_memory(there, own, which) for which in _SAID]
+        peaks = [_memory(there, own, which) for which in PASSES]
         error_n, error, averaging = _errors(frame, own)
         found.append(
             Answer(
@@ -97,24 +98,25 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
                 error=error,
                 averaging=averaging,
                 disturbed=_disturbed(rows),
+                softmax=str(forward["best"].mode()[0]).removesuffix(f" {dtype}"),
                 device_name=str(rows["device_name"].iloc[0]),
                 speeds={"forward": _by_length(forward), "forward_backward": _by_length(training)},
             )
         )
     if not found:
         raise MissingRecords(NEEDS)
-    return sorted(found, key=lambda one: (one.dtype != "float32", one.dtype, one.causal, *_earliest(one)))
+    return sorted(found, key=lambda one: (one.dtype != "float32", one.dtype, one.causal, *earliest(one)))
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """From which length on each mechanism is faster than the best exact softmax, by how much, at what memory and error.
 
-    `from n`: the shortest measured length at which, as at all longer ones, the forward pass is faster (no tie);
-    `from n, training`: so are forward and backward pass together. `forward` and `training`: how many times as fast as
-    the best exact softmax in the same rounds, with 95 % intervals, at `n`. `memory`: peak bytes, divided by those of
-    the exact softmax in this dtype that needs least, at the longest length. `error`: on a trained model's inputs,
-    relative to exact softmax, in any dtype; `of averaging` is the same for the mean of the values. Polynomial and
-    linear attention do not approximate softmax.
+    `from n`: the shortest measured length at which, as at all longer ones, the forward pass is faster (no tie), and how
+    many times as fast it is there; `from n, training`: so are forward and backward pass together. `forward` and
+    `training`: how many times as fast as the best exact softmax in the same rounds, with 95 % intervals, at `n`.
+    `memory`: peak bytes, divided by those of the exact softmax in this dtype that needs least, at the longest length.
+    `error`: on a trained model's inputs, relative to exact softmax, in any dtype; `of averaging` is the same for the
+    mean of the values. Polynomial and linear attention do not approximate softmax.
     """
     return unless_quiet(lines(answers(frame)))
 
@@ -145,15 +147,17 @@ def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.D
             "attention": f"{one.attention} (control)" if one.is_control else one.attention,
             "mask": mask(one.causal),
             "dtype": one.dtype,
-            "from n": said_length(one.from_n, one.is_first, one.n),
-            "from n, training": said_length(*one.training_from, one.training_n) if one.training_from else UNKNOWN,
+            "from n": _since(one.from_n, one.is_first, one.n, one.speeds["forward"]),
+            "from n, training": _since(*one.training_from, one.training_n, one.speeds["forward_backward"])
+            if one.training_from
+            else UNKNOWN,
             "n": one.n,
             "forward": speed(one.forward) + at("forward", one),
             "training": speed(one.training) + at("training", one),
             "memory": _times(one.memory) + at("memory", one),
             "memory, training": _times(one.training_memory) + at("memory, training", one),
-            "error": _error(one.error) + at("error", one),
-            "of averaging": _error(one.averaging),
+            "error": error_text(one.error) + at("error", one),
+            "of averaging": error_text(one.averaging),
             "disturbed": one.disturbed,
         }
         for one in found
@@ -164,144 +168,9 @@ def lines(found: list[Answer], usual: Mapping[str, float] | None = None) -> pd.D
     return table.loc[:, ~(table == UNKNOWN).all()]
 
 
-def sentences(found: list[Answer]) -> list[str]:
-    """Advice for each mask and dtype: when to keep softmax, and which other mechanism to use for what."""
-    return [" ".join(own) for own in advice(found)]
-
-
-def advice(found: list[Answer]) -> list[list[str]]:
-    """Sentences for each mask and dtype (float32 is not named) on speed, memory and errors; none advises a control."""
-    own: dict[str, list[Answer]] = {}
-    masks = {"With a causal mask": True, "Without a mask": False}
-    for dtype in dict.fromkeys(one.dtype for one in found):
-        for words, causal in masks.items():
-            those = [one for one in found if (one.dtype, one.causal, one.is_control) == (dtype, causal, False)]
-            own[words if dtype == "float32" else f"{words}, in {dtype}"] = those
-    return [_of_mask(those, words) for words, those in own.items() if those]
-
-
-def fastest(own: list[Answer]) -> tuple[Answer, str, float] | None:
-    """Of those that are faster than softmax the one that trains fastest; if none trains faster, the fastest forward.
-
-    Also the pass in which it is, and the length: the longest at which most of those were measured. Ratios grow with the
-    length, so those of different lengths do not compare.
-    """
-    ahead = _ahead(own)
-    trained = [one for one in ahead if _is_faster(one.training)]
-    those, which = (trained, "forward_backward") if trained else (ahead, "forward")
-    faster = [(one, n) for one in those for n, ratio in one.speeds[which].items() if _is_faster(ratio)]
-    if not faster:
-        return None
-    at = _common([n for _, n in faster])
-    return max((one for one, n in faster if n == at), key=lambda one: one.speeds[which][at][0]), which, at
-
-
-def _common(lengths: list[float]) -> float:
-    """The most frequent of these lengths, of several the longest."""
-    return max(lengths, key=lambda n: (lengths.count(n), n))
-
-
-def _ahead(own: list[Answer]) -> list[Answer]:
-    return [one for one in own if math.isfinite(one.from_n) and _is_faster(one.forward)]
-
-
-def _earliest(one: Answer) -> tuple[float, float, str]:
+def earliest(one: Answer) -> tuple[float, float, str]:
     """Sorts by the length from which a mechanism is faster; of several, the fastest at the longest comes first."""
-    return one.from_n, -(one.forward or (0.0,))[0], one.attention
-
-
-def _of_mask(own: list[Answer], words: str) -> list[str]:
-    ahead, found = _ahead(own), fastest(own)
-    if found is None:
-        softmax = f"use exact softmax up to n = {max(one.n for one in own):,} (forward pass)"
-        return [f"{words}: {softmax}; {_why_softmax(own)}{_faster_to_train(own)}."]
-    best, which, at = found
-    first = min(ahead, key=lambda one: (one.from_n, one is not best, *_earliest(one)))
-    trains = which == "forward_backward"  # of those that are faster at all, the fastest to train
-    gain = f"{speed(best.speeds[which][at])} as fast as the best exact softmax ({_SAID[which]})"
-    timed = sum(at in one.speeds[which] for one in own)
-    is_fastest = f"the fastest{' to train' if trains else ''} at n = {at:,.0f} (of {timed} measured): {gain}."
-    where = "there" if first.from_n == first.n else f"from there to n = {first.n:,}"
-    from_there = (
-        f"{words}: use exact softmax below n = {first.from_n:,.0f}, where nothing stays clearly faster; "
-        f"`{first.attention}` is faster{' (forward pass)' * trains} {where}, the longest at which it was measured"
-    )
-    if first.is_first:
-        said = f"{words}: `{best.attention}` is {is_fastest}"
-    elif first is best:
-        said = f"{from_there}, and {is_fastest}"
-    else:
-        said = f"{from_there}; `{best.attention}` is {is_fastest}"
-    return [said, *_of_memory(own), *_of_errors(own, ahead, best)]
-
-
-def _why_softmax(own: list[Answer]) -> str:
-    """In words, how the others' forward passes compare where none is faster from some length on."""
-    faster = {one.attention: [n for n, ratio in one.speeds["forward"].items() if _is_faster(ratio)] for one in own}
-    those = [f"`{name}` is at n = {' and '.join(f'{n:,.0f}' for n in at)}" for name, at in faster.items() if at]
-    undecided = [f"`{one.attention}` {speed(one.forward)}" for one in own if one.forward and one.forward[2] >= 1]
-    if not those and all(high < 1 for one in own for *_, high in one.speeds["forward"].values()):
-        return "all others are slower"
-    words = [f"nothing that was measured {'stays' if those else 'is'} clearly faster", *those]
-    return ", ".join([*words, f"undecided is {', '.join(undecided)}"] if undecided else words)
-
-
-def _faster_to_train(own: list[Answer]) -> str:
-    """What trains faster from some length on, though its forward pass is not faster; may be empty."""
-    since = {one.attention: (*one.training_from, one.training_n) for one in own if one.training_from}
-    names = [f"`{name}` from n = {said_length(*of)} on" for name, of in since.items() if math.isfinite(of[0])]
-    return f"; faster to train: {', '.join(names)}" if names else ""
-
-
-def _of_memory(own: list[Answer]) -> list[str]:
-    """A sentence: the smallest peaks at the longest length, of a forward pass and of training, and a smaller one.
-
-    The smaller one is the smallest at any length, if it is clearly below softmax's and those at the longest are not.
-    """
-    peaks = {
-        "a forward pass": [(ratio, one.attention, n) for one in own for n, ratio in one.memory.items()],
-        "training": [(ratio, one.attention, n) for one in own for n, ratio in one.training_memory.items()],
-    }
-    measured = {what: of for what, of in peaks.items() if of}
-    if not measured:
-        return []
-    least = {what: min(one for one in of if one[2] == max(n for *_, n in of)) for what, of in measured.items()}
-    each = [f"{ratio:.1f}x in {what} (`{name}`, n = {n:,.0f})" for what, (ratio, name, n) in least.items()]
-    over = f"as a multiple of that of the {own[0].dtype} softmax that needs least"
-    if min(least.values())[0] < CLEARLY:
-        return [f"Memory: the smallest peak is, {over}, {' and '.join(each)}."]
-    ratio, name, n, what = min((*min(of), what) for what, of in measured.items())
-    shorter = f"; `{name}` has {ratio:.2f}x at n = {n:,.0f} in {what}" if ratio < CLEARLY else ""
-    saves = "No mechanism clearly saves memory at the longest length"
-    return [f"{saves}: the smallest peak is, {over}, {' and '.join(each)}{shorter}."]
-
-
-def _of_errors(own: list[Answer], ahead: list[Answer], best: Answer) -> list[str]:
-    """A sentence: what is nearest to a trained model's softmax, if it is clearly nearer than averaging the values.
-
-    The error of the `best` one, the fastest, stands beside it if averaging is clearly better, at the same length.
-    """
-    known = [one for one in own if one.error and one.averaging]
-    nearer = [one for one in known if one.error and one.averaging and one.error[2] < one.averaging[1]]
-    faster = [one for one in nearer if one in ahead]
-    if not known:
-        return []
-    those = faster or nearer or known
-    at = _common([one.error_n for one in those])  # an error grows with the length
-    near = min((one for one in those if one.error_n == at), key=lambda one: one.error or (math.inf,))
-    name = f"`{near.attention}`"
-    errors = f"error {_error(near.error)} at n = {near.error_n:,.0f}, averaging the values {_error(near.averaging)}"
-    place = "In place of a trained model's softmax"
-    if faster:
-        since = said_length(near.from_n, near.is_first, near.n)
-        is_worse = best.error and best.averaging and best.error[1] > best.averaging[2]
-        more = f"; `{best.attention}` has {_error(best.error)}" if is_worse and best.error_n == near.error_n else ""
-        return [f"{place}, {name} is the nearest that is faster, from n = {since} on: {errors}{more}."]
-    if nearer:
-        return [f"{place}, {name} is nearer than averaging, but not faster: {errors}."]
-    if len(known) > 1:
-        return [f"{place}, no approximation that was measured is clearly better than averaging; {name}: {errors}."]
-    return [f"{place}, {name} (no other was measured) is not clearly better than averaging: {errors}."]
+    return one.from_n, -(one.forward.median if one.forward else 0.0), one.attention
 
 
 def _disturbed(rows: pd.DataFrame) -> str | None:
@@ -311,19 +180,20 @@ def _disturbed(rows: pd.DataFrame) -> str | None:
     return "; ".join(worst.values()) or None
 
 
-def _is_faster(ratio: Ratio | None) -> bool:
-    return ratio is not None and ratio[1] > 1
+def is_faster(one: Ratio | None) -> bool:
+    """Whether it is clearly faster than the best exact softmax."""
+    return one is not None and one.verdict == "faster"
 
 
 def _of_longest(rows: pd.DataFrame) -> Ratio | None:
     """The speed at the longest length with its interval; None without rows."""
-    ratios = _by_length(rows)
-    return ratios[max(ratios)] if ratios else None
+    speeds = _by_length(rows)
+    return speeds[max(speeds)] if speeds else None
 
 
 def _by_length(rows: pd.DataFrame) -> dict[float, Ratio]:
-    columns = rows[["seq_len", "over_best", "best_low", "best_high"]].astype(float)
-    return {n: (value, low, high) for n, value, low, high in columns.itertuples(index=False, name=None)}
+    columns = rows[["seq_len", "over_best", "best_low", "best_high", "best_verdict"]]
+    return {float(n): Ratio(*numbers) for n, *numbers in columns.itertuples(index=False, name=None)}
 
 
 def _from(rows: pd.DataFrame) -> tuple[float, bool]:
@@ -356,7 +226,7 @@ def _memory(frame: pd.DataFrame, own: pd.DataFrame, measured_pass: str) -> dict[
     return {float(n): float(ratio) for n, ratio in smallest.items()}
 
 
-def _errors(frame: pd.DataFrame, own: pd.DataFrame) -> tuple[float, Ratio | None, Ratio | None]:
+def _errors(frame: pd.DataFrame, own: pd.DataFrame) -> tuple[float, Interval | None, Interval | None]:
     """The longest length, and there the `own` error and that of averaging on a trained model, or NaN and None."""
     rows = frame[(frame["bench"] == "spectral_norm") & (frame["metric"] == "relative")]
     rows = rows[(rows["inputs"] == "pretrained") & (rows["weights"] != "initialised") & rows["low"].notna()]
@@ -385,9 +255,18 @@ def said_length(from_n: float, is_first: bool, longest: float) -> str:
     return f"{from_n:,.0f}{' (the shortest measured)' if is_first else ''}"
 
 
-def speed(ratio: Ratio | None) -> str:
-    """`6.7x (6.0 to 7.1)`."""
-    return UNKNOWN if ratio is None else f"{ratio[0]:.1f}x ({ratio[1]:.1f} to {ratio[2]:.1f})"
+def _since(from_n: float, is_first: bool, longest: float, speeds: dict[float, Ratio]) -> str:
+    """`1,024: 1.3x`."""
+    there = speeds.get(from_n)
+    return said_length(from_n, is_first, longest) + (f": {speed(there).partition(' ')[0]}" if there else "")
+
+
+def speed(one: Ratio | None) -> str:
+    """`6.7x (6.0 to 7.1)`, near 1 with two decimals, so that no tie is seen where there is none."""
+    if one is None:
+        return UNKNOWN
+    digits = 2 if one.median < 2 else 1
+    return f"{one.median:.{digits}f}x ({one.low:.{digits}f} to {one.high:.{digits}f})"
 
 
 def _times(ratios: dict[float, float]) -> str:
@@ -395,5 +274,6 @@ def _times(ratios: dict[float, float]) -> str:
     return f"{ratios[max(ratios)]:.1f}x" if ratios else UNKNOWN
 
 
-def _error(error: Ratio | None) -> str:
+def error_text(error: Interval | None) -> str:
+    """`0.23 (0.22 to 0.24)`."""
     return UNKNOWN if error is None else f"{error[0]:.2f} ({error[1]:.2f} to {error[2]:.2f})"

@@ -33,7 +33,7 @@ ROOMS = {
     "frame": r"analysis\.(formats|frame|intervals|paired|published|selection|table|tables(\..*)?|training"
     r"|attribution|controls|equal_quality|webpage)",
     "plots": r"analysis\.plots(\..*)?",
-    "analysis": r"analysis(\.(answer|registry|notebook|__main__))?",
+    "analysis": r"analysis(\.(advice|answer|registry|notebook|__main__))?",
     "front doors": r"bench(\.(api|cli|compile|merge|status|__main__)(\..*)?)?",
 }
 

@@ -3,7 +3,7 @@
 import functools
 import re
 
-from analysis import answer
+from analysis import advice, answer
 from analysis.answer import Answer
 from tools.pages import mechanism, readings, readme, zoo
 
@@ -26,14 +26,16 @@ def speeds(mask: str) -> str:
     """README's table for this mask (`causal`, `not_causal`), with a link to each mechanism's page."""
 
     def link(row: re.Match[str]) -> str:
-        return f"| [{row[1]}]({mechanism.page(zoo.mechanisms_of_variants()[row[1]])}) |"
+        return f"| [{row[1]}]({mechanism.page(zoo.mechanisms_of_variants()[row[1]])})"
 
-    return re.sub(r"^\| (\w+) \|", link, readme.costs_table(_with(mask, "float32")), flags=re.MULTILINE)
+    return re.sub(
+        r"^\| (\w+)(?= \|| \(control\))", link, readme.costs_table(_with(mask, "float32")), flags=re.MULTILINE
+    )
 
 
 def sentence(mask: str, dtype: str = "float32") -> str:
     """The advice for this mask and dtype."""
-    return " ".join(answer.sentences(_with(mask, dtype)))
+    return " ".join(advice.sentences(_with(mask, dtype)))
 
 
 def memory() -> str:

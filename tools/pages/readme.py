@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import answer, formats
+from analysis import advice, answer, formats
 from analysis.attribution import attributions
 from analysis.controls import BLIND, NO_ATTENTION, Diagnosis, comparisons, diagnose
 from analysis.equal_quality import lengths
@@ -41,9 +41,11 @@ def page(text: str) -> str:
 def costs(frame: pd.DataFrame, trained: pd.DataFrame) -> str:
     """When to use which mechanism, and for each mask a table with one row for each mechanism."""
     found = [one for one in answer.answers(frame) if one.dtype == "float32"]
-    best = answer.fastest([one for one in found if one.causal])
-    of_models = [[learned(best[0].attention, trained)]] if best else []
-    said = "\n".join("- " + "\n  - ".join(each) for each in [*answer.advice(found), *of_models])
+    best = advice.fastest([one for one in found if one.causal])
+    first, *others = advice.advice(found)
+    # It stands with the speeds, which nobody should take without it.
+    of_models = [learned(best[0].attention, trained)] if best else []
+    said = "\n".join("- " + "\n  - ".join(each) for each in [first[:1] + of_models + first[1:], *others])
     tables = [costs_table([one for one in found if one.causal == causal]) for causal in (True, False)]
     return "\n\n".join([said, *tables])
 
