@@ -45,7 +45,7 @@ def verdicts(frame: pd.DataFrame) -> str:
 
 
 def losses(frame: pd.DataFrame, n: int | None = None) -> pd.DataFrame:
-    """One row for each series, the best first: mean loss, differences with verdicts, kinds of token, step and state.
+    """A row for each series, the best first: mean loss, differences with verdicts, kinds of token, step, state, rate.
 
     Without `n` of the shortest context.
     """
@@ -56,7 +56,8 @@ def losses(frame: pd.DataFrame, n: int | None = None) -> pd.DataFrame:
     table = _differences(rows, key).join(_by_token(rows)).join(steps.apply(speed, axis=1).rename("step"))
     sizes = rows[rows["metric"] == "state_bytes"].groupby("series")["value"].first()
     states = (sizes / 1024).map("{:,.0f}".format).rename("state (KiB)")
-    return table.join(states).dropna(axis=1, how="all").fillna("–")
+    rates = rows.groupby("series")["rate"].first().dropna().map("{:g}".format).rename("rate")
+    return table.join(states).join(rates).dropna(axis=1, how="all").fillna("–")
 
 
 def _differences(rows: pd.DataFrame, key: tuple[str, int]) -> pd.DataFrame:
@@ -196,7 +197,7 @@ def interval(one: Difference) -> str:
 
 def alone(one: Attribution, frame: pd.DataFrame, rows: pd.DataFrame) -> str:
     """A line: what each branch of a hybrid adds, at its best rate and at one, and the hybrid beside a softmax block."""
-    said = f"- **Hybrid**, n = {one.n:,}: what is added to the other branch trained alone, in nats: "
+    said = f"- **Hybrid**, n = {one.n:,}: so much larger is the loss of a model trained without one branch, in nats: "
     said += ", ".join(map(worth, _alone(one)))
     if (rate := common_rate(one, rows)) is not None:
         said += f"; all at a rate of {rate:g}: {', '.join(map(worth, at_rate(rate, one, frame, rows)))}"

@@ -39,11 +39,11 @@ def solved(data: pd.DataFrame) -> str:
             elif seeds == len(of_seeds):
                 line["in every seed"].append(said)
             elif seeds:
-                line["in some"].append(f"{said} ({seeds}/{len(of_seeds)}, {median})")
+                line["in some"].append(f"{said} ({seeds}/{len(of_seeds)}, median {median})")
             else:
                 line["in none"].append(f"{said} {median}")
         cells = {column: ", ".join(names) or "–" for column, names in line.items()}
-        lines.append({"90 % right": short(rows, key), **cells, "trained for": trained_for(rows)})
+        lines.append({"90 % right": f"{short(rows, key)}, {trained_for(rows)}", **cells})
     return formats.markdown(pd.DataFrame(lines)) if lines else ""
 
 
