@@ -18,6 +18,7 @@ from bench.inputs.base import Inputs
 from bench.measures.correctness import CorrectnessCheck
 from bench.measures.device_state import DeviceState
 from bench.measures.progress import Point, Progress
+from bench.measures.reference import Reference
 
 PROGRESS_INTERVAL_S = 0.5
 
@@ -120,6 +121,14 @@ class CellContext:
     def correctness_check(self, inputs: Inputs, positions: Tensor | None = None) -> CorrectnessCheck:
         """The check of the cell's mechanisms on these inputs; `positions` are the rows to compare, None some of all."""
         return CorrectnessCheck(self, inputs, positions)
+
+    def require_causal(self) -> None:
+        """Raise `IncorrectError` if the mechanism is causal, but sees later tokens, which would be its targets."""
+        with torch.random.fork_rng():
+            attention = build_attention(self.config, impl="reference")
+            length = min(self.config["seq_len"], attention.min_test_length)
+            tokens = torch.randn(3, 1, self.config["num_heads"], length, self.config["head_dim"])
+            Reference(attention, attention, with_gradients=False).require_causal(self.config["label"], tuple(tokens))
 
     def note_implementation(self, label: str, attention: attention_zoo.Attention) -> None:
         """Remember for the record which implementation and backend ran."""

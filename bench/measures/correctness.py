@@ -3,7 +3,8 @@
 Two inputs are checked. The short input has the first `Attention.min_test_length` tokens of the cell's own input; in
 every second head its keys share a common part, as trained keys do. Rows all along it are compared. Of the cell's own
 input, some rows are compared, spread over batch, heads and positions up to the last. Both are compared with float64
-(`Reference`), and so are gradients if a backward pass is measured. On the cell's own input, the results of the first
+(`Reference`), and so are gradients if a backward pass is measured. Of the short input the reference's rows must not
+change with later tokens if the mechanism is causal. On the cell's own input, the results of the first
 timed calls are compared, so that no call is made only for the check; the last results are compared with the first.
 """
 
@@ -83,6 +84,7 @@ class CorrectnessCheck:
             self.mechanisms[label], self.references[label] = attention, reference
             length = min(self.inputs[0].shape[2], attention.min_test_length)
             inputs = self._short(length)
+            reference.require_causal(label, inputs)
             probe = Probe(torch.tensor([0]), spread(length, SHORT_ROWS, self.generator))
             gradient = probe.gradient(inputs[0], self.generator, few_keys_cancel=self.few_keys_cancel)
             expected = reference.results(inputs, probe, gradient)

@@ -19,6 +19,8 @@ DATA_DEPENDENT_SHARE = 0.75
 OTHER_DRAWS = 3
 # Errors of gradients are relative to their norm, or to this share of the norm of the values' gradient if larger.
 LEAST_PARAMETER_GRADIENT = 5e-2
+# How many rows before the last token are looked at for what they know of it.
+BEFORE = 64
 # A gradient of zeros has error 1, so the allowed error stays below that for every degree.
 LARGEST_GRADIENT_ERROR = 0.45
 # The size of output gradients outside the compared rows: a million such rows matter less than rounding. Float16 has
@@ -106,6 +108,30 @@ class Reference:
             upstream = probe.of_rows(gradient).cpu().to(self.dtype)
             gradients = torch.autograd.grad(rows, leaves, upstream, materialize_grads=True)
             return (rows.detach(), *gradients)
+
+    def require_causal(self, label: str, inputs: Inputs) -> None:
+        """Raise `IncorrectError` if rows of a causal mechanism change with the last token, which they do not see.
+
+        A mechanism that agrees with its own reference may look at the future in both.
+        """
+        info, last = self.attention.info, inputs[0].shape[2] - 1
+        if not self.attention.causal or info.approximately_causal or not last:
+            return
+        # The last rows, which share their block with the token, and the first.
+        positions = torch.tensor([0, *range(max(1, last - BEFORE), last)])
+        changed = torch.arange(last + 1)[:, None] == last
+        tokens = [x[:1].detach().cpu().to(self.dtype) for x in inputs]
+        with unlimited_memory(), torch.no_grad():
+            rows, others = (
+                self.attention.output_rows(*each, positions=positions)
+                for each in (tokens, [torch.where(changed, 1 - x, x) for x in tokens])
+            )
+        probe = Probe(torch.tensor([0]), positions)
+        errors = _relative_errors(others, rows, dims=1, least=self._least(probe, tokens[2]))
+        worst = float(errors.max())
+        if not worst <= self.tolerance(self.dtype, last)["output"]:
+            row = int(positions[errors.amax((0, 1)).argmax()])
+            raise IncorrectError(f"{label}: causal=true, but token {last} changes row {row} by {worst:.1e}")
 
     def compare(
         self, what: str, result: Result, expected: tuple[Tensor, ...], probe: Probe, value: Tensor

@@ -63,8 +63,10 @@ class Train(Benchmark):
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
+            IncorrectError: the mechanism sees tokens that it must not see.
             ConfigError: the task or the model cannot have one of `training.test_lengths`.
         """
+        context.require_causal()
         trainer, keep = make_trainer(context), context.keep
         trainer.report = context.progress
         state_bytes = _state_bytes(trainer, context.config["seq_len"])

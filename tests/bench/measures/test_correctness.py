@@ -16,6 +16,7 @@ from attention_zoo.ops import fused_softmax
 from attention_zoo.ops.feature_product import blocks
 from attention_zoo.registry import _REGISTRY
 from bench import measures
+from bench.common.errors import IncorrectError
 from bench.execution.child import measure_cell
 from bench.measures.reference import TOLERANCES, Probe, Reference
 
@@ -94,6 +95,30 @@ def odd(**methods):
     """A class of mechanisms that is right but for these methods."""
     right = attention_zoo.attention_class("v_mean")
     return type("Odd", (right,), {"info": dataclasses.replace(right.info, name="odd"), **methods})
+
+
+class SeesTheFuture(attention_zoo.Attention):
+    """The mean of all values: so says its own matrix, too."""
+
+    info = attention_zoo.AttentionInfo(name="leak", paper="", approximates="softmax", causal=True, complexity="")
+
+    def _attend(self, query, key, value, padding):
+        return value.mean(2, keepdim=True).expand_as(query)
+
+    def _rows(self, query, key, visible, positions):
+        return query.new_full((*query.shape[:3], key.shape[2]), 1 / key.shape[2])
+
+    def _flops(self, seq_len):
+        return seq_len * self.head_dim
+
+
+def test_a_causal_mechanism_that_sees_later_tokens_is_refused_though_it_agrees_with_its_matrix(measured):
+    refused = r"leak: causal=true, but token \d+ changes row \d+ by \d"
+    result = measured(cell("leak", causal=True), SeesTheFuture)
+    assert result["status"] == "incorrect" and re.match(refused, result["reason"])
+    with pytest.raises(IncorrectError, match=refused):
+        measures.get("train")().measure(cells.CellContext(cells.config("leak", causal=True), None))
+    assert measured(cell("leak"), SeesTheFuture)["status"] == "ok"
 
 
 @pytest.mark.parametrize("ending", [BaseException("boo"), SystemExit(0), KeyboardInterrupt()])
