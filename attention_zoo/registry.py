@@ -21,6 +21,8 @@ def register(cls: type[Attention]) -> type[Attention]:
     known = _REGISTRY.get(name, cls)
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"attention={name!r}: already registered by {known.__module__}.{known.__qualname__}")
+    exact = (None, "softmax", "polynomial")
+    require("info.approximates", cls.info.approximates, cls.info.approximates in exact, "None, softmax or polynomial")
     _REGISTRY[name] = cls
     return cls
 

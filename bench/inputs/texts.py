@@ -50,7 +50,7 @@ def is_local(name: str, key: str = KEY) -> bool:
     """Whether a text is on this machine; raises `ValueError` for a file that does not exist."""
     looks_local = not name.strip() or name.startswith(("/", ".", "~")) or name.endswith(".txt")
     found = name == "kjv" or name in PACKAGED or os.path.isfile(name)
-    require(key, name, found or not looks_local, "kjv, pydoc, sympy, a file, or a hub dataset")
+    require(key, name, found or not looks_local, "kjv, pydoc, sympy, an existing file, or a hub dataset")
     return found
 
 

@@ -112,6 +112,14 @@ def test_a_mechanism_without_a_matrix_says_so_and_has_its_rows_from_the_referenc
     assert rows.flatten().tolist() == [2, 6, 10]
 
 
+def test_what_nothing_is_compared_with_is_not_approximated():
+    softmax = attention_zoo.attention_class("softmax")
+    odd = type("Odd", (softmax,), {"info": dataclasses.replace(softmax.info, name="odd", approximates="decay")})
+    with pytest.raises(ValueError, match=r"^info.approximates='decay': must be None, softmax or polynomial$"):
+        attention_zoo.register(odd)
+    assert "odd" not in attention_zoo.list_attentions()
+
+
 def test_a_name_is_taken_once():
     softmax = attention_zoo.attention_class("softmax")
     for other in ("Other", "Softmax"):  # a class of the same name from elsewhere is another one

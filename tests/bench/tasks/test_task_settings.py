@@ -89,7 +89,7 @@ text = functools.partial(given, "language_modelling")
         (given("pathfinder", data=__file__), f"task.data={__file__!r}: must be drawn, or a folder"),
         (given("image", mask="black"), "task.mask='black': must be one of all, nonzero"),
         (given("pathfinder", contour_length=19), "task.contour_length=19: must be a number of at most 18"),
-        (text(text=" "), "task.text=' ': must be kjv, pydoc, sympy, a file, or a hub dataset"),
+        (text(text=" "), "task.text=' ': must be kjv, pydoc, sympy, an existing file, or a hub dataset"),
         (text(tokenizer=""), "task.tokenizer='': must be minilm, a directory, or"),
         (text(tokenizer="no.json"), "task.tokenizer='no.json': must be bytes, bpe, a file (.json, .model), "),
         (text(tokenizer=__file__), f"task.tokenizer={__file__!r}: must be bytes, bpe, a file (.json, .model), "),
