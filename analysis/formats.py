@@ -37,6 +37,7 @@ _PART = r"""% Needs \usepackage{{array,booktabs,graphicx}}.
 {}}}{}}}"""
 _LOW = re.compile(r"(^|[_ ])(low|lowest)($|[_ ])|^from$")
 _HIGH = re.compile(r"(^|[_ ])(high|highest|largest|to)($|[_ ])")
+_ANSWER = re.compile(r"^(difference \(.*|verdict|loss is|equal from)$")
 
 
 def number(value: object) -> str:
@@ -121,9 +122,14 @@ def with_intervals(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def foldable(table: pd.DataFrame) -> list[str]:
+    """The columns that may be said once for all rows: not the first, nor an answer, for which a reader looks there."""
+    return [str(name) for name in list(table)[1:] if len(table) > 1 and not _ANSWER.match(str(name))]
+
+
 def _without_shared(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """The table without columns that are equal in all rows; and the name and value of each that is not empty."""
-    same = [name for name in list(table)[1:] if len(table) > 1 and table[name].nunique() == 1]
+    same = [name for name in foldable(table) if table[name].nunique() == 1]
     return table.drop(columns=same), [f"{name} {table[name].iloc[0]}" for name in same if table[name].iloc[0]]
 
 

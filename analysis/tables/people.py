@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from analysis.controls import BLIND
-from analysis.formats import markdown, with_intervals
+from analysis.formats import foldable, markdown, with_intervals
 from analysis.selection import PASSES, mask
 from analysis.training import BENCHES
 
@@ -52,7 +52,7 @@ def readable(name: str, table: pd.DataFrame, says: str = "", linked: bool = True
     text = with_intervals(pd.DataFrame({column: shown[column].map(_cell) for column in shown}, dtype=object))
     # Rows that only a paper has are empty in the columns about our runs.
     values = {column: set(text[column]) - ({""} if column in SETTINGS else set()) for column in text}
-    same = [column for column in list(text)[1:] if len(text) > 1 and len(values[column]) < 2]
+    same = [column for column in foldable(text) if len(values[column]) < 2]
     common = [f"{WORDS.get(column, column)} {value}" for column in same for value in values[column] if value]
     text = text.drop(columns=same).rename(columns=WORDS)
     parts = [says, _told_apart(table) if "task is" not in shown else "", markdown(text[:MOST])]

@@ -6,6 +6,7 @@ import pytest
 from synthetic_records import compare, memory, train, train_step
 
 from analysis.controls import BLIND
+from analysis.formats import latex
 from analysis.frame import tidy
 from analysis.plots import crossover, scaling
 from analysis.registry import TABLES, explanation
@@ -26,6 +27,16 @@ def test_a_value_and_its_interval_are_one_cell_and_what_all_share_is_said_once()
     assert rows(text) == [["mechanism", "n (tokens)", "speed"], ["a", "512", "1.23 [1.1, 1.3]"], ["b", "1024", "2,000"]]
     assert "In all rows that were measured here: mask causal; dtype float32." in text
     assert text.endswith("[mine.csv](mine.csv).")
+
+
+def test_an_answer_keeps_its_column_though_all_rows_have_the_same():
+    answers = {"difference (nats)": 0.5, "verdict": BLIND, "loss is": "worse", "equal from": "unknown at n = 16"}
+    table = pd.DataFrame({"attention": ["a", "b"], "seeds": 5, **answers})
+    header, *body = rows(readable("mine", table))
+    assert header == ["mechanism", *answers]
+    assert [row[1:] for row in body] == [[str(value) for value in answers.values()]] * 2
+    (text,) = latex(table)
+    assert "In all rows: seeds 5." in text and text.count(BLIND) == 2
 
 
 def test_a_long_table_is_cut_and_says_so():
