@@ -30,6 +30,7 @@ from analysis import plots
 from analysis.frame import tidy
 from analysis.plots import compare as comparison
 from analysis.plots import marks, pareto, scaling, skeinformer, style
+from analysis.plots.files import numbers
 from analysis.registry import FIGURES, TABLES
 from analysis.selection import MissingRecords
 
@@ -66,6 +67,30 @@ def test_skeinformer_figure_1_relative_and_with_panels_missing(rng):
     assert y[0] == pytest.approx(np.mean(records[0].measurements["relative"]))
     only_gaussian = skeinformer.figure1(tidy([spectral("skeinformer", 512, 16, rng)]))
     assert list(panels(only_gaussian)) == ["gaussian, n = 512"]
+
+
+@pytest.mark.parametrize("metric", ["relative", "absolute"])
+def test_what_is_exact_up_to_rounding_is_at_the_edge_of_skeinformer_figure_1_and_the_others_can_be_told_apart(
+    rng, metric
+):
+    others = [spectral(name, 256, d, rng) for name in ("skeinformer", "linformer") for d in (64, 128)]
+    exact = [spectral("skeinformer", 256, 256, rng), spectral("v_mean", 256, None, rng)]
+    for one in exact:
+        one.measurements.update({name: [[1e-7] * 12] * 8 for name in ("absolute", "relative")})
+    figure = skeinformer.figure1(tidy([*others, *exact]), metric)
+    panel = panels(figure)["gaussian, n = 256"]
+    shown = numbers(figure)
+    assert set(shown.loc[shown["y"] == 1e-7, "series"]) == {"v_mean", "skeinformer"}, "the numbers are kept"
+    low, high = panel.get_ylim()
+    scaled = shown.loc[shown["y"] != 1e-7, "y"]
+    assert low < scaled.min() and scaled.max() < high < 1000 * low
+    edge = {name: [line for line in panel.lines if line.get_label() == "_edge" and line.get_color() == look.get_color()]
+            for name, look in legend(figure).items()}  # fmt: skip
+    assert [list(line.get_xdata()) for line in edge["skeinformer"]] == [[256]] and len(edge["v_mean"]) == 1
+    assert all(set(line.get_ydata()) == {0} for lines in edge.values() for line in lines) and not edge["linformer"]
+    assert "At the lower edge" in figure.caption
+    for alone in (exact, others):  # nothing else is there to be told apart, or nothing is exact
+        assert "At the lower edge" not in skeinformer.figure1(tidy(alone), metric).caption
 
 
 def test_errors_of_other_functions_stay_out_of_skeinformer_figure_1(rng):
