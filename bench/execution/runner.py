@@ -30,6 +30,7 @@ from bench.plan.cell import Cell
 from bench.plan.executors import Cells, Executor
 from bench.plan.machine import THIS_MACHINE, Resources, code_identity, gpu, machine
 from bench.plan.sources import digest
+from bench.records import disk
 from bench.records.outcomes import classify_exit, count_oom_kills
 from bench.records.record import Record, RecordError
 from bench.records.store import Store, decode, encode, latest
@@ -210,7 +211,12 @@ def readable(record: Record) -> Record:
     """The record with its summary; an `error` record with the reason if it cannot be read back."""
     data, samples = encode(record)
     try:
-        return summarised(decode(record.file_name, data, lambda: samples or b""))
+        whole = summarised(decode(record.file_name, data, lambda: samples or b""))
+        # With its summary, whose lists are beside the samples.
+        size = max(len(file or b"") for file in encode(whole))
+        if size > disk.LARGEST:
+            raise RecordError(f"its samples have {size / 2**20:.0f} MiB; must have at most {disk.LARGEST >> 20}")
+        return whole
     except RecordError as error:
         reason = f"what was measured is no record: {one_line(error)}"
         failed = dataclasses.replace(record, status="error", reason=reason, phase="teardown", measurements={})

@@ -5,13 +5,13 @@ import dataclasses
 import hashlib
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import tasks
-from bench.common.errors import ConfigError
+from bench.common.errors import ConfigError, UnfinishedError
 from bench.execution import executors, ranks
 from bench.execution.device_locks import lock_folder
 from bench.execution.forkserver import forks
@@ -96,6 +96,7 @@ def run_sweep(
     Raises:
         ConfigError: a folder or the executor cannot be used.
         KeyboardInterrupt: after the interrupted cell's record was saved.
+        UnfinishedError: a cell has no record that can be read, since somebody removed or changed its files.
     """
     check_folder(sweep.settings.results_dir)
     forks()
@@ -134,9 +135,15 @@ def run_sweep(
         executors.run(sweep.executor, runner, todo, bar)
     if sweep.settings.rerun == "all":
         plans.older(store.root, sweep.sweep_id).unlink(missing_ok=True)
-    attempts = attempts_of(store, sweep) if todo else attempts
-    standing = latest(attempts) | latest(attempt for attempt in attempts if attempt.record_id not in known)
-    return [standing[cell.cell_id] for cell in sweep.cells]
+    return standing(sweep, attempts_of(store, sweep) if todo else attempts, known)
+
+
+def standing(sweep: Sweep, attempts: Sequence[Record], known: Collection[str]) -> list[Record]:
+    """The record of each cell that counts: of those that are not `known`, which this sweep made, else of all."""
+    found = latest(attempts) | latest(attempt for attempt in attempts if attempt.record_id not in known)
+    if missing := [cell.title for cell in sweep.cells if cell.cell_id not in found]:
+        raise UnfinishedError(f"{missing[0]}: has no record that can be read, one of {len(missing)} such cells")
+    return [found[cell.cell_id] for cell in sweep.cells]
 
 
 def to_make(cells: Sequence[Cell], store: Store) -> list[str]:
