@@ -56,6 +56,11 @@ class PortedAttention(Attention):
         super().__init__(**common)
         require_package(self.info, self.source.partition(".")[0])
 
+    @property
+    def weight_degree(self) -> int:
+        """Packages keep features and sums in the inputs' dtype, so one factor more is rounded than in ours."""
+        return 2
+
     def _make_layer(self, **settings: Any) -> Any:
         """The package's layer. Its own random numbers will be replaced, so torch's generator is restored after them."""
         module, _, name = self.source.rpartition(".")
