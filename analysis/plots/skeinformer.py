@@ -152,7 +152,8 @@ def _at_edge(axes: Axes, rows: pd.DataFrame, properties: dict[str, Any]) -> None
         sizes = of_series["features"].dropna().to_numpy(float)
         aside = ScaledTranslation(-6 * lane / 72, 0, axes.figure.dpi_scale_trans)
         at = axes.get_xaxis_transform() + aside
-        axes.plot(sizes, np.zeros(len(sizes)), transform=at, **{**look, "linestyle": "none"})
+        if len(sizes):
+            axes.plot(sizes, np.zeros(len(sizes)), transform=at, **{**look, "linestyle": "none"})
         if len(sizes) < len(of_series):
             axes.plot([0, 1], [0, 0], transform=axes.transAxes, **{**look, "marker": None})
 
