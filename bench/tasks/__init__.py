@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.errors import ConfigError, one_line
-from bench.common.schema import named
+from bench.common.schema import named, require_setting
 from bench.tasks import leaks, progress
 from bench.tasks.base import IGNORED, SPLITS, Batch, Settings, Task
 from bench.tasks.documents import Retrieval, Text
@@ -16,7 +16,7 @@ from bench.tasks.listops import ListOps
 from bench.tasks.mad import Compression, FuzzyRecall, Memorisation, NoisyRecall
 from bench.tasks.pathfinder import Pathfinder
 
-__all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "open_task", "settings"]
+__all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "open_task", "require_unchanged", "settings"]
 
 TASKS: dict[str, type[Settings]] = {
     task.name: task
@@ -47,7 +47,8 @@ def open_task(config: Mapping[str, Any], cache_dir: Path, report: progress.Repor
         report: called with the progress of reading and drawing what is kept.
 
     Raises:
-        ConfigError: the task does not fit, its data or tokenizer cannot be read, or its examples have a leak.
+        ConfigError: the task does not fit, its data or tokenizer cannot be read or have changed since the cell was
+            planned, or its examples have a leak.
         ModuleNotFoundError: a package is missing; the message gives the pip command.
         ConnectionError: a name on the Hugging Face hub cannot be read, and no other text is allowed instead.
     """
@@ -58,6 +59,15 @@ def open_task(config: Mapping[str, Any], cache_dir: Path, report: progress.Repor
             task = chosen.open(config, cache_dir)
         except ValueError as error:
             raise ConfigError(one_line(error)) from error
+    require_unchanged(config)  # afterwards, so that what was read is what was planned
     if task.classes is not None:
         leaks.require_none(task, chosen.name)
     return task
+
+
+def require_unchanged(config: Mapping[str, Any]) -> None:
+    """Refuse the user's own files with a `ConfigError` if they are not those that a cell was planned with."""
+    now, planned = settings(config["task"]).own_files(), config.get("files", {})
+    for name, identity in planned.items():
+        key, allowed = {"files": "data"}.get(name, name), "what it was when the cell was planned, it has changed"
+        require_setting(f"task.{key}", config["task"][key], now.get(name) == identity, allowed)

@@ -19,6 +19,7 @@ import bench.inputs
 from attention_zoo import UnsupportedError
 from bench import models, tasks
 from bench.common.errors import ConfigError
+from bench.execution import child
 from bench.inputs.base import inputs_seed
 from bench.measures.context import CellContext
 from bench.measures.spectral_norm import SpectralNorm
@@ -110,6 +111,33 @@ def test_a_model_is_saved_before_its_test(tmp_path, monkeypatch):
     with pytest.raises(MemoryError):
         train(tmp_path, "softmax")
     assert saved.load_weights(tmp_path)
+
+
+def own_text(folder):
+    """A task whose text is a file of one's own."""
+    (folder / "own.txt").write_text("".join(f"line {number} of them\n" for number in range(200)))
+    return {"task": {"name": "language_modelling", "text": str(folder / "own.txt")}}
+
+
+def own_pairs(folder):
+    """A task whose data are a folder of one's own."""
+    for split in ("train", "eval", "test"):
+        (folder / f"aan.{split}.tsv").write_text("1\t1\t2\tsome words\tothers\n" * 20)
+    return {"task": {"name": "retrieval", "data": str(folder)}}
+
+
+@pytest.mark.parametrize(("own", "edited", "key"), [(own_text, "own.txt", "text"), (own_pairs, "aan.test.tsv", "data")])
+def test_files_that_were_edited_since_the_plan_are_not_trained_on(own, edited, key, tmp_path):
+    """As code that was: the record has the hash of the files that were planned."""
+    kind = "decoder" if own is own_text else "classifier"
+    task = own(tmp_path)
+    training = {"steps": 2, "warmup": 0, "test_examples": 4, "evaluation_examples": 4}
+    made = planned("v_mean", bench={"name": "train"}, **{**OF_KIND[kind], **task, "training": training})
+    with (tmp_path / edited).open("a") as file:
+        file.write((tmp_path / edited).read_text())
+    result = child.measure_cell(made.config, tmp_path / "inputs", tmp_path / "progress")
+    line = f"ConfigError: task.{key}={task['task'][key]!r}: must be what it was when the cell was planned"
+    assert result["status"] == "error" and result["reason"].startswith(line)
 
 
 # --- query, key and value
