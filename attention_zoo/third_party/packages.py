@@ -30,6 +30,9 @@ def require_package(info: AttentionInfo, *modules: str) -> None:
 @contextlib.contextmanager
 def usual_defaults() -> Iterator[None]:
     """A context in which a tensor without a dtype and a device is float32 on the CPU: packages rely on that."""
+    if torch.compiler.is_compiling():  # a graph cannot ask for the default device
+        yield
+        return
     default = torch.get_default_dtype()
     if default == torch.float32 and torch.get_default_device() == torch.device("cpu"):
         yield
