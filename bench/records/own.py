@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,6 +15,8 @@ from bench.records.disk import files, is_file, read_file, write_atomically
 from bench.records.record import SCHEMA, RecordError
 
 MARKER = ".attention-zoo"
+# The file that tells a results folder from all others where several write to one server.
+IDENTITY = "mlflow.folder"
 RECORD = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.json")
 CHECKPOINT = re.compile(r"step-[0-9]{10}\.pt")
 # The files in the folder of a cell that trains.
@@ -129,3 +132,11 @@ def is_marked(folder: Path, kind: Kind) -> bool:
 def mark(folder: Path, kind: Kind) -> None:
     """Write the marker into a folder."""
     write_atomically(folder / MARKER, f"{kind.what}\n".encode())
+
+
+def identity(folder: Path) -> str:
+    """What tells a results folder from all others, also after it has moved; made at the first call."""
+    path = folder / IDENTITY
+    if not is_file(path) or not re.fullmatch(rb"[0-9a-f]{16}\n", read_file(path)):
+        write_atomically(path, f"{secrets.token_hex(8)}\n".encode())
+    return read_file(path).decode().strip()

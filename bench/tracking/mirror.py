@@ -20,6 +20,7 @@ from bench.common.errors import ConfigError, one_line, say
 from bench.common.quiet import QUIET
 from bench.measures.progress import Point
 from bench.records import plans
+from bench.records.own import identity
 from bench.records.record import Record, RecordError
 from bench.records.store import latest
 from bench.records.table import table
@@ -53,8 +54,9 @@ class Mirror:
 
     A sweep is a run with its figures and its table (tag `kind=summary`). Below it there is a run for each record
     (`kind=cell`), and for each mechanism and condition (`kind=curve`). Runs that compare all sweeps have
-    `kind=comparison`. The store is `results_dir/mlflow.db` unless `uri` names another. Every method holds a file lock,
-    repairs what a killed process left half-written, and raises only `TrackingError`.
+    `kind=comparison`. The tag `folder` says whose a run is: folders can share a server, none touches another's runs.
+    The store is `results_dir/mlflow.db` unless `uri` names another. Every method holds a file lock, repairs what a
+    killed process left half-written, and raises only `TrackingError`.
     """
 
     def __init__(self, results_dir: Path, *, experiment: str = EXPERIMENT, uri: str | None = None) -> None:
@@ -201,15 +203,15 @@ class Mirror:
             experiment.client.delete_run(run.info.run_id)
         # MLflow lists the newest run first: these start when the sweep ended.
         ended = max((milliseconds(record.ended) for record in standing), default=0)
-        note = views.LINK.format(name=name, address=views.address(views.of(sweep_id), experiment.id)[1:])
+        view = views.of(sweep_id, experiment.folder)
+        note = views.LINK.format(name=name, address=views.address(view, experiment.id)[1:])
         with experiment.summary(standing, figures, table, {**vouching, "mlflow.note.content": note}, ended) as parent:
             drawn = lines(entries(standing))
             if len(drawn) > MAX_LINES:
                 say(f"MLflow mirror: {name}: lines for {MAX_LINES} of {len(drawn)} mechanisms and conditions")
             own = {**tags, "kind": "curve", "mlflow.parentRunId": parent}
             experiment.write_lines(drawn[:MAX_LINES], own, ended)
-            key, view = views.of_sweep(sweep_id)
-            experiment.client.set_experiment_tag(experiment.id, key, view)
+            experiment.client.set_experiment_tag(experiment.id, *views.of_sweep(sweep_id, experiment.folder))
             cells = experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind = 'cell'")
             experiment.retag((run, {"mlflow.parentRunId": parent}) for run in cells)
 
@@ -226,7 +228,7 @@ class Mirror:
                         runs.create_store(self.database, self.artifacts_uri)
                 client = cast("MlflowClient", _Noting(runs.MlflowClient(self.uri), self))
                 own = (self.uri, self.artifacts_uri) if self.database else None
-                yield runs.Runs(client, self._open(client), own)
+                yield runs.Runs(client, self._open(client), identity(self.results_dir), own)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

@@ -62,15 +62,19 @@ def write_without_waiting_for_the_disk() -> None:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of an MLflow experiment, with a method to write each kind of run."""
+    """A results folder's runs in an MLflow experiment, with a method to write each kind of run."""
 
     client: MlflowClient
     id: str
+    folder: str
+    """The folder's `identity`, which is a tag of its runs."""
     own: tuple[str, str] | None = None
     """The URIs of a results folder's own store and of its artifacts; None for a store that a user named."""
 
     def search(self, query: str) -> list[Run]:
-        """All runs that match an MLflow filter."""
+        """All runs of this folder that match an MLflow filter."""
+        # In the folder's own store all runs without the tag are its own: older versions did not write it.
+        query += "" if self.own else f" AND tags.folder = '{self.folder}'"
         # Read all pages before any change, since MLflow's page tokens are offsets.
         runs: list[Run] = []
         token = None
@@ -78,13 +82,13 @@ class Runs:
             page = self.client.search_runs([self.id], query, max_results=1000, page_token=token)
             runs.extend(page)
             token = page.token or ""
-        return runs
+        return [run for run in runs if run.data.tags.get("folder", self.folder) == self.folder]
 
     def write_points(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:
         """Add points to the curves of a cell that is being measured."""
         live = next(iter(self.search(f"tags.kind = 'live' AND tags.cell_id = '{cell_id}'")), None)
         if live is None:
-            tags = {"kind": "live", "cell_id": cell_id, "status": "running"}
+            tags = {"kind": "live", "cell_id": cell_id, "status": "running", "folder": self.folder}
             tags |= {"attention": text(config["label"]), "bench": text(config["bench"]["name"])}
             name = f"{config['label']} n={config['seq_len']} {config['bench']['name']}, running"
             live = self.client.create_run(self.id, tags=tags, run_name=text(name))
@@ -120,7 +124,7 @@ class Runs:
 
     def write_cells(self, cells: Iterable[tuple[Record, str, Mapping[str, str]]]) -> int:
         """Write runs of records, given their names and further tags; returns how many MLflow accepts."""
-        drafts = [(record, _cell(record, name, tags)) for record, name, tags in cells]
+        drafts = [(record, _cell(record, name, {**tags, "folder": self.folder})) for record, name, tags in cells]
         if self.own:
             return bulk.write(self.own[0], self.id, self.own[1], [draft for _, draft in drafts])
         written = 0
@@ -136,7 +140,7 @@ class Runs:
 
     def write_lines(self, drawn: Sequence[Line], tags: Mapping[str, str], ended: int) -> None:
         """Write a run for each line, with its rank."""
-        drafts = [_line(line, rank, tags, ended) for rank, line in enumerate(drawn)]
+        drafts = [_line(line, rank, {**tags, "folder": self.folder}, ended) for rank, line in enumerate(drawn)]
         if self.own:
             bulk.write(self.own[0], self.id, self.own[1], drafts)
         else:
@@ -160,7 +164,7 @@ class Runs:
         result = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         benches = ", ".join(sorted({record.config["bench"]["name"] for record in records}))
         note = sweep.get("mlflow.note.content", "") + table
-        tags = {**_source(records[0]), **sweep, "mlflow.note.content": note[:MAX_NOTE]}
+        tags = {**_source(records[0]), **sweep, "folder": self.folder, "mlflow.note.content": note[:MAX_NOTE]}
         tags |= {"bench": text(benches), "status": "ok" if counts.keys() == {"ok"} else "mixed", "result": result}
         keys = ("cell_id", "record_id", "status")
         cells = [{key: getattr(record, key) for key in keys} for record in records]

@@ -104,14 +104,15 @@ def tags(experiment_id: str) -> dict[str, str]:
     return packed | {"mlflow.note.content": DESCRIPTION.format(**places)}
 
 
-def of(sweep_id: str) -> str:
-    """The name of a sweep's view."""
-    return f"sweep-{sweep_id[:12]}"
+def of(sweep_id: str, folder: str) -> str:
+    """The name of the view of a sweep in a results folder."""
+    return f"sweep-{sweep_id[:12]}-{folder}"
 
 
-def of_sweep(sweep_id: str) -> tuple[str, str]:
+def of_sweep(sweep_id: str, folder: str) -> tuple[str, str]:
     """The experiment's tag that contains a sweep's view."""
-    return _packed(of(sweep_id), _compared(f"tags.kind = 'curve' AND tags.sweep_id = '{sweep_id}'", {"": SECTION}))
+    lines = f"tags.kind = 'curve' AND tags.sweep_id = '{sweep_id}' AND tags.folder = '{folder}'"
+    return _packed(of(sweep_id, folder), _compared(lines, {"": SECTION}))
 
 
 def _packed(name: str, view: Mapping[str, Any]) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from bench.common.errors import bounded
 from bench.common.palette import colour
 from bench.common.schema import flatten
 from bench.records import plans
+from bench.records.own import identity
 from bench.records.record import STATUSES
 from bench.records.summary import summarise
 from bench.tracking import views
@@ -116,7 +117,7 @@ def test_a_record_comes_back_as_it_was(mirror, results_dir):
         **{"attention": "flash", "bench": "latency", "intervals_over": "rounds"},
         **{"device": "Synthetic CPU 9000", "cpu_model": "Synthetic CPU 9000", "torch": "2.13.0"},
         "disturbed": "other processes: 1.3 cores; heat",
-        **{"format": FORMAT, "units": UNITS},
+        **{"format": FORMAT, "units": UNITS, "folder": identity(results_dir)},
     }
     assert run.data.tags["mlflow.source.git.commit"] == "c0ffee"
     assert run.data.tags["mlflow.source.name"] == "python -m bench experiment=cpu_peers"
