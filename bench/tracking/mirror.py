@@ -125,7 +125,7 @@ class Mirror:
                 batch = new[start : start + BATCH]
                 written += experiment.write_cells(batch)
                 shown.update(len(batch))
-        experiment.end_live(by_cell, one_cell)
+        experiment.end_live(by_cell, one_cell, self.results_dir / "locks")
         return written
 
     def complete(self, records: Iterable[Record]) -> int:

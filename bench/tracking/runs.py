@@ -22,6 +22,7 @@ from sqlalchemy import Engine, event
 from bench.common.errors import one_line, say
 from bench.common.palette import colour
 from bench.common.schema import flatten
+from bench.execution.locks import holder
 from bench.measures.progress import Point
 from bench.records.record import Record, RecordError
 from bench.records.summary import curves, headline, quantities, summarise, traits
@@ -100,14 +101,16 @@ class Runs:
         new = {name: point for name, point in named.items() if live.data.metrics.get(name) != point.value}
         self._log(live.info.run_id, [Metric(name, point.value, now, point.step) for name, point in new.items()])
 
-    def end_live(self, records: Mapping[str, Record], one_cell: str) -> None:
-        """Remove the live runs of cells whose records have come; a failed cell keeps its live curves."""
+    def end_live(self, records: Mapping[str, Record], one_cell: str, locks: Path) -> None:
+        """Remove the live runs of cells whose records have come; a cell that failed or was killed keeps its curves."""
         for live in self.search("tags.kind = 'live'" + one_cell):
-            record = records.get(live.data.tags["cell_id"])
+            cell_id = live.data.tags["cell_id"]
+            record = records.get(cell_id)
             if record is not None and record.status == "ok":
                 self.client.delete_run(live.info.run_id)
-            elif record is not None and live.info.status == "RUNNING":
-                self.client.set_terminated(live.info.run_id, _RUN_STATUS.get(record.status, "FAILED"))
+            elif live.info.status == "RUNNING" and (record or holder(locks / f"{cell_id[:16]}.lock") is None):
+                status = _RUN_STATUS.get(record.status, "FAILED") if record else "KILLED"
+                self.client.set_terminated(live.info.run_id, status)
 
     def retag(self, changes: Iterable[tuple[Run, Mapping[str, str]]]) -> None:
         """Set the tags that differ."""

@@ -10,6 +10,7 @@ import pytest
 from mlflow import MlflowClient
 from test_tracking import SWEEP, a_record
 
+from bench.execution.locks import hold
 from bench.measures.progress import Point
 from bench.records.own import identity
 from bench.tracking.mirror import Mirror
@@ -155,3 +156,19 @@ def test_a_cell_that_two_folders_train_has_curves_of_each(mirrors, server):
     mirrors[0].sync(records[:1])
     (left,) = runs(server, "tags.kind = 'live'").values()
     assert left.data.tags["folder"] == identity(mirrors[1].results_dir) and left.info.status == "RUNNING"
+
+
+def test_a_training_that_was_killed_ends_once_nobody_measures_its_cell(mirrors, server):
+    records, _ = of_the_same_plan()
+    cell_id = "9" * 64
+    for mirror in mirrors:
+        mirror.follow(cell_id, records[0].config, POINTS)
+    with hold(mirrors[0].results_dir / "locks" / f"{cell_id[:16]}.lock", "a training"):
+        mirrors[0].complete(records)
+        assert {run.info.status for run in runs(server, "tags.kind = 'live'").values()} == {"RUNNING"}
+    mirrors[0].complete(records)
+    found = {run.data.tags["folder"]: run.info.status for run in runs(server, "tags.kind = 'live'").values()}
+    one, other = (identity(mirror.results_dir) for mirror in mirrors)
+    assert found == {one: "KILLED", other: "RUNNING"}
+    mirrors[0].follow(cell_id, records[0].config, POINTS)
+    assert {run.info.status for run in runs(server, "tags.kind = 'live'").values()} == {"RUNNING"}
