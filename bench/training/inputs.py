@@ -114,6 +114,7 @@ class Trained(ModelSource):
         saved_model = self._read()
         with self._named():
             tasks.settings(saved_model.cell["task"]).require_fits(saved_model.cell)
+            tasks.require_unchanged(saved_model.cell)  # other tokens would be read under the model's name
             model = models.settings(saved_model.cell["model"])
             if not model.has_attention:
                 raise ValueError(f"model.name={model.name}: has no attention")

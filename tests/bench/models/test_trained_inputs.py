@@ -249,6 +249,24 @@ def test_a_text_is_read_by_the_model_that_was_trained_on_it(trained, tmp_path):
         loaded(folder, tmp_path, batch_size=1)
 
 
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (lambda file: file.write_text(file.read_text().upper()), "must be what it was when the cell was planned, it"),
+        (Path.unlink, "must be kjv, pydoc, sympy, a file, or a hub dataset"),
+    ],
+)
+def test_a_model_reads_no_other_text_than_the_one_that_it_was_trained_on(edit, line, tmp_path):
+    text = own_text(tmp_path)
+    folder = train(tmp_path / "model", "v_mean", **text)
+    cell = reading(folder)
+    check_inputs(cell.config, tmp_path)
+    edit(tmp_path / "own.txt")
+    for read in (check_inputs, load):
+        with refused(f"inputs.model='{folder}': task.text={text['task']['text']!r}: {line}", ValueError):
+            read(cell.config, tmp_path)
+
+
 # --- the mechanism
 
 
