@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bench.common.errors import ConfigError, one_line, package
 from bench.common.schema import require_setting, setting
-from bench.tasks import images, kept, snakes
+from bench.tasks import data_sets, images, kept, snakes
 from bench.tasks.base import SPLITS, Draws, Task
 from bench.tasks.progress import ItemProgress
 
@@ -57,25 +57,23 @@ class Pathfinder(images.ImageSettings):
         """Read or draw the images, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
         drawn = self.data == "drawn"
         try:
-            rows = self._drawn(cache_dir) if drawn else {split: self._read(split, cache_dir) for split in SPLITS}
+            rows = self._drawn(cache_dir) if drawn else self._read(cache_dir)
         except OSError as error:
             raise ConfigError(one_line(error)) from error
         source = f"drawn (stand-in for the archive: contours of {self.contour_length})" if drawn else self.data
         return self.task(source, 512, rows)
 
-    def require_data(self, config: Mapping[str, Any], cache_dir: Path) -> None:
-        """Refuse a folder that is no archive's."""
-        if self.data != "drawn":
-            self._listed()
-
-    def _listed(self) -> list[Path]:
-        listed = _lists(self.data)
-        require_setting("task.data", self.data, bool(listed), "drawn, or a folder with metadata/*.npy and imgs")
-        return listed
-
     def own_files(self) -> dict[str, Any]:
-        """The hashes of the archive's lists of images."""
-        return {} if self.data == "drawn" else {"files": _hashes(_lists(self.data))}
+        """One hash of the archive's lists and of the images in them; refuses a folder that is no archive's."""
+        if self.data == "drawn":
+            return {}
+        folder = Path(self.data)
+        listed = _lists(folder)
+        require_setting("task.data", self.data, bool(listed), "drawn, or a folder with metadata/*.npy and imgs")
+        try:
+            return {"files": data_sets.digest(self.data, [*listed, *(folder / image for image, _ in _images(folder))])}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"task.data={self.data!r}: cannot be read: {one_line(error)}") from error
 
     def to_make(self, config: Mapping[str, Any], cache_dir: Path) -> str | None:
         """The images that are not drawn yet."""
@@ -98,31 +96,32 @@ class Pathfinder(images.ImageSettings):
         drawing = snakes.draw(Draws(0, split, index), self.contour_length, self.marker_radius)
         return images.row(drawing.image, drawing.label)
 
-    def _read(self, split: str, cache_dir: Path) -> kept.Array:
-        folder, listed = Path(self.data), self._listed()
-        key = {"archive": _hashes(listed), "split": split}
-        return images.rows(key, _archived(folder, listed, SHARES[split]), cache_dir)
+    def _read(self, cache_dir: Path) -> dict[str, kept.Array]:
+        folder, archive = Path(self.data), self.own_files()
+        read = {split: _archived(folder, share) for split, share in SHARES.items()}
+        return {split: images.rows({"archive": archive, "split": split}, read[split], cache_dir) for split in SPLITS}
 
 
-def _lists(folder: str) -> list[Path]:
-    return sorted(Path(folder).glob("metadata/*.npy"))
+def _lists(folder: Path) -> list[Path]:
+    return sorted(folder.glob("metadata/*.npy"))
 
 
-def _hashes(files: Iterable[Path]) -> list[str]:
-    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-
-
-def _archived(folder: Path, listed: list[Path], share: tuple[float, float]) -> Iterator[images.Labelled]:
-    """The images of a share of the archive. Empty files, of which it has one, are left out."""
-    pillow = package("PIL.Image", "task.name='pathfinder'", "-e '.[lra]'")
-    for path in listed:
+def _images(folder: Path) -> Iterator[tuple[str, int]]:
+    """The images that the archive lists, by their paths in it, and their classes."""
+    for path in _lists(folder):
         for line in path.read_text().splitlines():
             place, name, _, label, *_ = line.split(" ")
-            image = f"{place}/{name}"
-            number = int.from_bytes(hashlib.sha256(image.encode()).digest()[:8]) / 2**64
-            if share[0] <= number < share[1] and (folder / image).stat().st_size:
-                with pillow.open(folder / image) as opened:
-                    yield _grey(opened, image), int(label)
+            yield f"{place}/{name}", int(label)
+
+
+def _archived(folder: Path, share: tuple[float, float]) -> Iterator[images.Labelled]:
+    """The images of a share of the archive. Empty files, of which it has one, are left out."""
+    pillow = package("PIL.Image", "task.name='pathfinder'", "-e '.[lra]'")
+    for image, label in _images(folder):
+        number = int.from_bytes(hashlib.sha256(image.encode()).digest()[:8]) / 2**64
+        if share[0] <= number < share[1] and (folder / image).stat().st_size:
+            with pillow.open(folder / image) as opened:
+                yield _grey(opened, image), label
 
 
 def _grey(opened: Any, name: str) -> NDArray[np.uint8]:

@@ -182,9 +182,8 @@ def test_data_that_were_read_before_are_not_refused(task, tmp_path, monkeypatch)
 )
 def test_a_folder_that_does_not_hold_the_data_is_refused_before_anything_starts(task, line, tmp_path, monkeypatch):
     monkeypatch.setattr(texts, "find_spec", lambda name: None)
-    cell = a_training(task, 1024, data=str(tmp_path))
     with pytest.raises(ConfigError, match="^" + re.escape(f"task.data={str(tmp_path)!r}: {line}")):
-        checked(tmp_path, cell)
+        checked(tmp_path, a_training(task, 1024, data=str(tmp_path)))
 
 
 @pytest.mark.parametrize(

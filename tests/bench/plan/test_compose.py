@@ -45,7 +45,8 @@ def test_a_training_on_a_file_is_another_one_after_the_file_changed(tmp_path):
     found, told = [], []
     for content in ("first", "other"):
         text.write_text(content)
-        (folder / "metadata" / "1.npy").write_text(content)
+        (folder / content).write_text("")
+        (folder / "metadata" / "1.npy").write_text(f". {content} 0 1\n")
         clear_caches()
         found.append([ids("bench=train", *asked) for asked in (language, images)])
         told.append([made("bench=train", *asked)[0].config["files"] for asked in (language, images)])

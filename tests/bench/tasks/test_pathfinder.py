@@ -8,7 +8,7 @@ from PIL import Image
 from refusals import refused
 from scipy import ndimage
 
-from bench.tasks import SPLITS, leaks, open_task, snakes
+from bench.tasks import SPLITS, leaks, open_task, settings, snakes
 from bench.tasks.base import Draws
 
 PLUS, SQUARE = (ndimage.generate_binary_structure(2, connectivity) for connectivity in (1, 2))
@@ -143,6 +143,23 @@ def test_the_archive_is_read_and_each_image_is_in_one_split(tmp_path):
     assert sorted(seen) == [*range(1, 120)]
 
 
+def test_an_archive_with_another_image_is_another_one(tmp_path):
+    """Of the same lists: such as one that was unpacked again after it was damaged. Other files do not count."""
+    folder = archive(tmp_path / "archive")
+
+    def read():
+        identity = settings({"name": "pathfinder", "data": str(folder)}).own_files()
+        rows = opened(tmp_path, data=str(folder)).rows
+        return identity, {row.tobytes() for split in SPLITS for row in rows[split]}
+
+    before, images = read()
+    (folder / "notes").write_text("mine")
+    assert read() == (before, images)
+    Image.fromarray(np.full((32, 32), 255, np.uint8) - np.eye(32, dtype=np.uint8)).save(folder / "imgs/1/sample_7.png")
+    after, others = read()
+    assert after != before and len(images - others) == len(others - images) == 1
+
+
 @pytest.mark.parametrize(
     ("broken", "line"),
     [
@@ -151,7 +168,10 @@ def test_the_archive_is_read_and_each_image_is_in_one_split(tmp_path):
             lambda folder: Image.new("RGB", (32, 32)).save(archive(folder, 4) / "imgs/1/sample_2.png"),
             "task.data: imgs/1/sample_2.png must have 32 x 32 pixels of 8-bit grey, it has (32, 32, 3)",
         ),
-        (lambda folder: (archive(folder, 4) / "imgs/1/sample_2.png").unlink(), "[Errno 2] No such file"),
+        (
+            lambda folder: (archive(folder, 4) / "imgs/1/sample_2.png").unlink(),
+            "task.data='{}': cannot be read: [Errno 2] No such file",
+        ),
     ],
 )
 def test_what_is_no_archive_is_one_line(broken, line, tmp_path):
