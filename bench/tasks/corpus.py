@@ -20,6 +20,8 @@ from bench.tasks.progress import ItemProgress
 KEY = "task.text"
 SHARES = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
 """Of the characters of a text that has no splits of its own: where each begins and ends."""
+FURTHEST = 0.01
+"""Of a text, that it is cut before its shares: longer lines are cut."""
 OF_ENDS = {"ends": "of documents"}
 """What the key of where the documents of a split end has beside that of its tokens."""
 
@@ -35,21 +37,24 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalText:
-    """A packaged text or a file: one part after the other, cut at the last line end before each share of it."""
+    """A packaged text or a file: one part after the other, cut at the last line end before each share of it.
+
+    Where that is more than a hundredth of the text before, in long lines, the share itself is where it is cut.
+    """
 
     source: str
 
     def identity(self, split: str) -> dict[str, Any]:
         """What pins a split down: the hash of the whole, and the share."""
-        return {**texts.identity(self.source, KEY), "share": SHARES[split]}
+        return {**texts.identity(self.source, KEY), "share": SHARES[split], "furthest": FURTHEST}
 
     def pieces(self, split: str) -> Iterator[str]:
         """The lines of a split, with their ends."""
         text, ends = self._whole, []
         for share in SHARES[split]:
             place = round(share * len(text))
-            # Where the line there starts; the place itself in a text of one line.
-            ends.append(place if place == len(text) else text.rfind("\n", 0, place) + 1 or place)
+            line = text.rfind("\n", 0, place) + 1  # starts here
+            ends.append(line if place < len(text) and place - line <= FURTHEST * len(text) else place)
         yield from text[ends[0] : ends[1]].splitlines(keepends=True)
 
     @functools.cached_property

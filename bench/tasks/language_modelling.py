@@ -23,9 +23,9 @@ from bench.tasks.ngram import bigram_loss, unigram_loss
 class LanguageModelling(Settings):
     """Name every next token of windows of `seq_len` + 1 tokens.
 
-    A packaged or local text is split by position, at line ends: the first 90 % of its characters train, then 5 % for
-    validation, 5 % for test. A dataset of the hub has splits of its own (C4's test is every other document of its
-    validation split).
+    A packaged or local text is split by position, at line ends unless lines are long: the first 90 % of its characters
+    train, then 5 % for validation, 5 % for test. A dataset of the hub has splits of its own (C4's test is every other
+    document of its validation split).
 
     Attributes:
         text: `kjv`, `pydoc`, `sympy` (whole source files in each split), a local file, `pg19`, `wiki40b`, `c4`,

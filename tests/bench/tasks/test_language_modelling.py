@@ -78,6 +78,13 @@ def test_a_text_of_one_line_is_cut_where_the_shares_are_and_no_more_is_kept_than
     assert {decoded(row) for row in task.batch("train", range(50)).tokens} == {"0123", "1234"}
 
 
+@pytest.mark.parametrize("before", [0, 5, 100, 101, 5000])
+def test_a_line_that_is_longer_than_a_hundredth_of_the_text_is_cut_where_the_shares_are(opened, before):
+    task = opened(["x" * (9000 - before - 1) + "\n", "y" * (1000 + before)])
+    train = 9000 - before if before <= 100 else 9000
+    assert [len(task.tokens[split]) for split in SPLITS] == [train, 9500 - train, 500]
+
+
 def test_windows_of_validation_and_test_tile_their_split(opened):
     task = opened(seq_len=7)
     for split in ("validation", "test"):
