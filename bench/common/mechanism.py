@@ -4,6 +4,9 @@ from typing import Any
 
 import attention_zoo
 
+SEEDS = 2**63
+"""How many seeds mechanisms take: what is computed from a cell's seed may be larger."""
+
 
 def build_attention(config: dict[str, Any], **changes: Any) -> attention_zoo.Attention:
     """Build the mechanism of a resolved configuration, on the CPU in float32; `changes` replace its arguments."""

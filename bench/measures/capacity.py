@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attention_zoo import Attention, UnsupportedError
 from attention_zoo.ops.decoding.states import State
+from bench.common.mechanism import SEEDS
 from bench.common.schema import setting
 from bench.inputs.base import inputs_seed
 from bench.measures import Benchmark, register
@@ -86,7 +87,7 @@ class Capacity(Benchmark):
     def _drawn(self, context: CellContext, attention: Attention, number: int, most: int) -> "Draw":
         config = context.config
         # Multiplied, so that cells that differ only in their seed share no draw.
-        seed = config["seed"] * config["repeats"] + number
+        seed = (config["seed"] * config["repeats"] + number) % SEEDS
         generator = torch.Generator().manual_seed(inputs_seed(seed, "pairs"))
         size = config["batch_size"], config["num_heads"], most, config["head_dim"]
         key = drawn_keys(self.keys, size, generator) * self.key_scale

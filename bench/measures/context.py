@@ -13,7 +13,7 @@ from torch import Tensor
 import attention_zoo
 from bench import inputs as input_sources
 from bench.common.errors import say
-from bench.common.mechanism import build_attention
+from bench.common.mechanism import SEEDS, build_attention
 from bench.inputs.base import Inputs
 from bench.measures.correctness import CorrectnessCheck
 from bench.measures.device_state import DeviceState
@@ -189,6 +189,6 @@ def redraws(
     for trial in range(sequences * draws):
         if is_drawn:
             # Multiplied, so that cells that differ in their seed alone share no draw either.
-            attention.resample(context.config["seed"] * sequences * draws + trial)
+            attention.resample((context.config["seed"] * sequences * draws + trial) % SEEDS)
         yield slice(trial // draws, trial // draws + 1), trial % draws == 0
         context.progress(trial + 1, sequences * draws)

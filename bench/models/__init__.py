@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from attention_zoo import UnsupportedError
-from bench.common.mechanism import build_attention
+from bench.common.mechanism import SEEDS, build_attention
 from bench.common.schema import named
 from bench.models.classifier import BagOfTokensSettings, Classifier, ClassifierSettings, ConvolutionSettings
 from bench.models.encoder import Encoder, EncoderSettings
@@ -53,7 +53,8 @@ def build(config: Mapping[str, Any], vocabulary: int, classes: int | None = None
     # torch's layers initialise their weights from the global generator; these weights are replaced below.
     mechanisms = chosen.layers if chosen.has_attention else 0
     with torch.random.fork_rng(devices=[]):
-        attentions = [build_attention(dict(config), seed=config["seed"] + layer) for layer in range(mechanisms)]
+        seeds = [(config["seed"] + layer) % SEEDS for layer in range(mechanisms)]
+        attentions = [build_attention(dict(config), seed=seed) for seed in seeds]
         if chosen.is_causal and not attentions[0].info.causal:
             what = "which keys of the past it sees depends on the future"
             raise UnsupportedError(f"attention={attentions[0].info.name}: {what}, no decoder may know it")

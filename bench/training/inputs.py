@@ -17,7 +17,7 @@ from attention_zoo import UnsupportedError
 from attention_zoo.checks import require
 from bench import models, tasks
 from bench.common.errors import one_line
-from bench.common.mechanism import build_attention
+from bench.common.mechanism import SEEDS, build_attention
 from bench.inputs import models as names
 from bench.inputs.base import Inputs, ModelSource, cached_tensors
 from bench.inputs.pretrained import ReachedLayer
@@ -86,7 +86,7 @@ class Trained(ModelSource):
             return None
         longest = saved_model.cell["seq_len"]
         of_layer = {"max_seq_len": max(longest, changes.get("max_seq_len") or 0)}
-        of_layer["seed"] = saved_model.cell["seed"] + self.layer
+        of_layer["seed"] = (saved_model.cell["seed"] + self.layer) % SEEDS
         attention = build_attention(dict(config), **{**changes, **of_layer})
         if not [*attention.parameters(), *attention.buffers()]:
             return None

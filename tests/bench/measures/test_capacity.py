@@ -270,3 +270,11 @@ def test_numbers():
     assert numbers["right_at_2"].value == 0.5 and numbers["right_at_2"].samples == 3
     (curve,) = capacity.Capacity.curves(given).values()
     assert curve == [(1, 1.0), (2, 0.5)]
+
+
+def test_the_largest_seed_draws_other_pairs_and_features():
+    right = [
+        measured("performer", seq_len=32, causal=True, seed=seed, bench={"name": "capacity"})["right"]
+        for seed in (0, 2**63 - 1)
+    ]
+    assert right[0] != right[1]

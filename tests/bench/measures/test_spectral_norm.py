@@ -93,7 +93,7 @@ def test_every_trial_is_one_sequence_and_one_draw_of_its_own():
         return torch.full_like(value, -seed)
 
     seeds = []
-    for seed in (0, 1):
+    for seed in (0, 1, 2**63 - 1):
         attention = Fake(drawn, random=True, size="num_features")
         given = {"shape": (3, 2, 16, 4), "repeats": 4, "seed": seed}
         result, context, _ = measured(attention, lambda *inputs: torch.ones_like(inputs[2]), **given)
@@ -101,7 +101,8 @@ def test_every_trial_is_one_sequence_and_one_draw_of_its_own():
         seeds.append(attention.seeds[1:])
         # || (1 + seed) 1 1^T || = (1 + seed) sqrt(16 * 4).
         assert result["absolute"] == [pytest.approx([8 * (1 + drawn)] * 2) for drawn in seeds[-1]]
-    assert seeds[0] == list(range(12)) and not set(seeds[0]) & set(seeds[1]), "cells of other seeds share no draw"
+    assert seeds[0] == list(range(12)) and len({*seeds[0], *seeds[1], *seeds[2]}) == 36, "other cells share no draw"
+    assert max(seeds[2]) == 2**63 - 1, "the largest that a mechanism takes"
 
 
 def test_sequences_are_compared_with_their_own_exact_output():

@@ -471,3 +471,13 @@ def test_a_trained_mechanism_is_made_for_longer_sequences_unless_its_weights_are
     assert own.attention(max_seq_len=12).max_seq_len == 12
     with pytest.raises(UnsupportedError, match="linformer was trained for 12 tokens, and takes no more"):
         own.attention(max_seq_len=13)
+
+
+def test_a_model_is_made_and_taken_over_with_the_largest_seed(tmp_path):
+    """Its second layer draws from a larger one."""
+    folder = train(tmp_path / "model", {"name": "performer", "num_features": 8}, seed=2**63 - 1)
+    layers = models.build(*saved.read(folder)).state_dict()
+    first, second = (layers[name] for name in layers if name.endswith("projection"))
+    assert not torch.equal(first, second)
+    own = context(folder, tmp_path, {"name": "performer", "num_features": 8}, inputs={"layer": 1}).attention()
+    assert torch.equal(own.projection, second)
