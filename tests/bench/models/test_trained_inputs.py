@@ -253,7 +253,7 @@ def test_a_text_is_read_by_the_model_that_was_trained_on_it(trained, tmp_path):
     ("edit", "line"),
     [
         (lambda file: file.write_text(file.read_text().upper()), "must be what it was when the cell was planned, it"),
-        (Path.unlink, "must be kjv, pydoc, sympy, a file, or a hub dataset"),
+        (Path.unlink, "must be kjv, pydoc, sympy, an existing file, or a hub dataset"),
     ],
 )
 def test_a_model_reads_no_other_text_than_the_one_that_it_was_trained_on(edit, line, tmp_path):
