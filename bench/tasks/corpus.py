@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,6 +48,18 @@ class LocalText:
     def identity(self, split: str) -> dict[str, Any]:
         """What pins a split down: the hash of the whole, and the share."""
         return {**texts.identity(self.source, KEY), "share": SHARES[split], "furthest": FURTHEST}
+
+    def require_windows(self, seq_len: int) -> None:
+        """Refuse a file that has no window for each split, however it is cut; raises `ValueError`.
+
+        A token has at least one byte. Else it would first be the vocabulary that such a text does not give.
+        """
+        if self.source == "kjv" or self.source in texts.PACKAGED:
+            return
+        size = os.path.getsize(self.source)
+        if size < len(SHARES) * (seq_len + 1):
+            each = f"{seq_len + 1:,} tokens (seq_len + 1) in its last 5 % and in the 5 % before"
+            raise ValueError(f"{KEY}={self.source!r}: has {size:,} bytes, too few; must have {each}")
 
     def pieces(self, split: str) -> Iterator[str]:
         """The lines of a split, with their ends."""

@@ -88,6 +88,8 @@ class LanguageModelling(Settings):
         """Read and tokenize the text, or find its tokens in `cache_dir`; raises as `bench.tasks.open_task`."""
         seq_len, text = config["seq_len"], corpus.named(self.text)
         source = text.source
+        if isinstance(text, corpus.LocalText) and self.tokenizer in ("bytes", "bpe"):
+            text.require_windows(seq_len)
         try:
             tokenizer, of_split = self._read(text, cache_dir)
         except ConnectionError:

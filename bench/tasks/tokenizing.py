@@ -119,6 +119,8 @@ def trained(path: Path, pieces: Iterable[str], vocabulary: int) -> Tokenizer:
         write_atomically(path, data)
         kept = _of_tokenizers(data)
     allowed = f"at most {kept.vocabulary}, all that the text gives"
+    if kept.vocabulary == BYTES.vocabulary:
+        allowed = "null with task.tokenizer=bytes, as no two letters of the text come together again"
     require("task.vocabulary", vocabulary, kept.vocabulary == vocabulary, allowed)
     return kept
 

@@ -206,7 +206,7 @@ def test_stand_ins_need_neither_hub_nor_package(task, seq_len, changes, tmp_path
 OWN_TEXTS = {
     "latin": (b"caf\xe9\n" * 2000, {}, "task.text={!r}: cannot be read: 'utf-8' codec can't decode byte 0xe9"),
     "short": (b"a word\n" * 100, {}, "seq_len=64: must be at most 34, the split validation of task.text={} has 35"),
-    "poor": (b"a\n" * 5000, {"tokenizer": "bpe", "vocabulary": 1024}, "task.vocabulary=1024: must be at most "),
+    "poor": (b"a\n" * 5000, {"tokenizer": "bpe", "vocabulary": 1024}, "task.vocabulary=1024: must be null with "),
 }
 
 

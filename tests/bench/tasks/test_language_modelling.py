@@ -126,9 +126,23 @@ def test_a_text_that_cannot_be_read_or_is_shorter_than_a_window_is_one_line(refu
     short = tmp_path / "text.txt"
     line = f"seq_len=5: must be at most 4, the split validation of task.text={short} has 5 tokens"
     refused(line, ["0123456789" * 10], 5)
-    refused(f"task.text='{short}': has no validation split, it is too short", ["a\n"], 1)
+    refused(f"task.text='{short}': has no validation split, it is too short", ["abcdefghij\n"], 1)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n" * 100)
     refused(f"task.text='{tmp_path / 'latin.txt'}': cannot be read: ", str(tmp_path / "latin.txt"), 1)
+
+
+@pytest.mark.parametrize(("text", "size"), [("", "0"), ("hi\n", "3"), ("ab\n" * 425, "1,275"), ("é" * 769, "1,538")])
+@pytest.mark.parametrize(
+    "tokens", [{}, {"tokenizer": "bpe", "vocabulary": 257}, {"tokenizer": "bpe", "vocabulary": 1024}]
+)
+def test_that_a_text_is_too_short_is_said_before_what_is_wrong_with_its_tokens(text, size, tokens, refused, tmp_path):
+    line = f"task.text='{tmp_path / 'text.txt'}': has {size} bytes, too few; must have 513 tokens (seq_len + 1) in its"
+    refused(line, [text], 512, **tokens)
+
+
+def test_a_text_without_pairs_is_told_to_be_bytes(refused):
+    line = "task.vocabulary=300: must be null with task.tokenizer=bytes, as "
+    refused(line, ["a\n" * 1000], tokenizer="bpe", vocabulary=300)
 
 
 # --- tokenizers
