@@ -48,7 +48,9 @@ def parsed(arguments: Sequence[str]) -> list[Override]:
         except RecursionError:
             raise ConfigError(f"{shown(argument)}: nested too deeply") from None
         except (HydraException, ValueError, OverflowError) as error:
-            raise ConfigError(f"{shown(argument).strip(chr(39))}: {one_line(error)}") from None
+            is_empty = re.search(r"^\s*,|,\s*(,|$)", value)  # of which Hydra says what its parser expects
+            says = "must have a value on both sides of each comma" if is_empty else one_line(error)
+            raise ConfigError(f"{shown(argument).strip(chr(39))}: {says}") from None
         hydra, swept = override.is_hydra_override(), override.is_sweep_override()
         why = None
         if hydra and not override.key_or_group.replace("/", ".").startswith(OF_HYDRA):

@@ -82,7 +82,8 @@ class LanguageModelling(Settings):
         is_needed = why and isinstance(text, corpus.HubText) and self.fallback is None
         if is_needed and not corpus.has(text, self.tokenizer, self.vocabulary, self.max_tokens, cache_dir):
             allowed = "kjv, pydoc, sympy or a file, or task.fallback=kjv or pydoc"
-            raise ConfigError(f"{corpus.KEY}={self.text!r}: cannot be read, {why}; must be {allowed}")
+            is_no_file = "there is no such file, and as a dataset it " if "/" in self.text else ""
+            raise ConfigError(f"{corpus.KEY}={self.text!r}: {is_no_file}cannot be read, {why}; must be {allowed}")
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Windows:
         """Read and tokenize the text, or find its tokens in `cache_dir`; raises as `bench.tasks.open_task`."""

@@ -153,6 +153,13 @@ def test_data_that_the_hub_cannot_give_are_refused_before_anything_starts(
     assert checked(tmp_path, cell) == [cell]
 
 
+def test_a_text_that_may_be_a_path_is_said_to_be_no_file(tmp_path, monkeypatch, no_network):
+    monkeypatch.setattr(texts, "find_spec", lambda name: None)
+    line = "task.text='notes/mine.md': there is no such file, and as a dataset it cannot be read, datasets is missing "
+    with pytest.raises(ConfigError, match=f"^{re.escape(line)}"):
+        checked(tmp_path, a_training("language_modelling", 64, text="notes/mine.md"))
+
+
 @pytest.mark.parametrize("task", ["text", "image", "language_modelling"])
 def test_data_that_were_read_before_are_not_refused(task, tmp_path, monkeypatch):
     changes = {"text": "pg19", "tokenizer": "bpe", "vocabulary": 260} if task == "language_modelling" else {}

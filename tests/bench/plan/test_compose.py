@@ -193,6 +193,14 @@ def test_a_comparison_of_training_steps_has_every_model_and_names_what_differs()
 FLOPS = "bench=flops attention"
 # Nothing of the last one depends on d.
 OF_SIZE = {"performer": "attention.num_features=64", "linformer": "attention.projection_dim=64", "v_mean": ""}
+
+
+@pytest.mark.parametrize("typed", ["attention=flash,", "attention=flash, ", "attention=,flash", "seq_len=64,,128"])
+def test_a_comma_without_a_value_is_said_in_words(typed):
+    with pytest.raises(ConfigError, match=f"^{typed}: must have a value on both sides of each comma$"):
+        composed(typed)
+
+
 COEFFICIENTS = "attention=polynomial_square attention.coefficients"
 SAME = [
     ("seq_len='64' causal=1 timeout=7", "seq_len=64 causal=true timeout=7.0"),
