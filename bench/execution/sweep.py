@@ -165,7 +165,8 @@ def pending(store: Store, sweep: Sweep, attempts: Sequence[Record]) -> tuple[lis
         begun = plans.measured_before(store.root, sweep.sweep_id)
         before = before if begun is None else before & begun
     fresh = latest(attempt for attempt in attempts if attempt.record_id not in before)
-    done = {cell_id for cell_id, one in fresh.items() if one.terminal and not (rerun == "disturbed" and one.disturbed)}
+    again = {key for key, one in fresh.items() if one.status == rerun or (rerun == "disturbed" and one.disturbed)}
+    done = {cell_id for cell_id, one in fresh.items() if one.terminal} - again
     return [cell for cell in sweep.cells if cell.cell_id not in done], before
 
 

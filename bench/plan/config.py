@@ -74,7 +74,9 @@ class Config:
         maximum=YEAR_S,
     )
     rerun: str = setting(
-        "failed", "records to measure again: failed, also disturbed, or all", choices=("failed", "disturbed", "all")
+        "failed",
+        "records to measure again: failed, also disturbed, also those with a final status such as oom, or all",
+        choices=("failed", "disturbed", "oom", "unsupported", "incorrect", "nonfinite", "all"),
     )
     results_dir: str = setting("runs", "folder for the records")
     size: str = setting("laptop", "size of the experiment", choices=("minutes", "laptop", "night", "paper"))

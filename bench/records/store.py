@@ -158,7 +158,8 @@ class Store:
 def latest(records: Iterable[Record]) -> dict[str, Record]:
     """The record that counts for each cell: its newest terminal one, else its newest; `records` are oldest first.
 
-    Disturbed records count. Only `rerun=all` measures a quiet cell again, and then the newest record is wanted.
+    Disturbed records count. Only `rerun` with `all` or a status measures a quiet cell again, and then the newest record
+    is wanted.
     """
     standing: dict[str, Record] = {}
     for record in records:

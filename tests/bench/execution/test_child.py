@@ -15,6 +15,7 @@ def test_it_obeys_its_memory_limit(tmp_path):
     cells = (one_cell(name, limited, seq_len=4096, head_dim=4) for name in ("softmax", "v_mean"))
     softmax, v_mean = map(runner.run_cell, cells)
     assert softmax.status == "oom" and not softmax.measurements
+    assert softmax.reason.endswith("; the limit was 102 MiB")
     assert v_mean.status == "ok"
     assert v_mean.numerics["memory_limit_bytes"] == int(0.1 * 2**30)
     assert v_mean.numerics["tf32_convolution"] is False

@@ -221,6 +221,25 @@ def test_a_cell_that_fails_when_it_is_measured_again_has_failed_and_keeps_its_re
     assert measured == [] and {one.status for one in records} == {"ok"}
 
 
+@pytest.mark.parametrize("status", ["oom", "unsupported", "incorrect", "nonfinite"])
+def test_a_rerun_of_one_status_repeats_that_alone(status, tmp_path, monkeypatch):
+    """Beside what failed, which is measured again in any case; a result is kept if it fails the next time."""
+    of_digit = {"1": ["timeout", "ok"], "2": [status, "crash", "ok"], "3": ["ok"]}
+    of_digit["4"] = ["incorrect" if status == "oom" else "oom"]
+
+    def outcome(digit):
+        found = of_digit[digit].pop(0)
+        return {"status": found} | ({} if found == "ok" else {"measurements": {}, "reason": found})
+
+    pretended = Pretended(tmp_path, monkeypatch, outcome)
+    assert pretended.sweep("failed")[0] == ["1", "2", "3", "4"]
+    measured, records = pretended.sweep(status)
+    assert measured == ["1", "2"] and [one.status for one in records][:3] == ["ok", "crash", "ok"]
+    measured, records = pretended.sweep(status)
+    assert measured == ["2"] and [one.status for one in records][:3] == ["ok"] * 3
+    assert pretended.sweep(status)[0] == [] and len(pretended.store.load()) == 7
+
+
 def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, monkeypatch):
     said = {"1": [[]], "2": [["heat"], ["heat"], []], "3": [["heat"], []], "4": [None, []]}
 

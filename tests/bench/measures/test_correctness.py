@@ -142,6 +142,18 @@ def test_a_device_that_cannot_be_asked_afterwards_costs_no_reason(measured, monk
     assert "illegal memory access" in result["reason"] and result["numerics"] == {}
 
 
+@pytest.mark.parametrize("given, of_free", [(None, ", of what was free; rerun=oom tries again"), (2.0, "")])
+def test_memory_that_was_short_is_said_with_its_limit(given, of_free, tmp_path, monkeypatch):
+    def attend(self, query, key, value, padding):
+        raise MemoryError("short")
+
+    monkeypatch.setitem(_REGISTRY, "odd", odd(_attend=attend))
+    config = cell("odd")
+    config["bench"]["memory_limit"] = given
+    result = measure_cell(config, tmp_path, tmp_path / "progress", limit=2 * 2**30)
+    assert (result["status"], result["reason"]) == ("oom", f"short; the limit was 2,048 MiB{of_free}")
+
+
 @pytest.mark.parametrize(("flops", "said"), [(float("nan"), "nan"), (-1, "-1"), (torch.tensor(5), "Tensor")])
 def test_a_formula_that_gives_no_flops_is_named(flops, said, measured):
     config = cell("odd") | {"bench": measures.check({"name": "flops"})}
