@@ -47,7 +47,9 @@ def prepare_folder(results_dir: str) -> None:
             pass
     Store(root).clear_leftovers()
     written = [(root, TOP)]
-    written += [(folder, ANY) for folder in (root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))]
+    swept = [*folders(root / plans.FOLDER, plans.SWEEP)]
+    jobs = [folder for sweep in swept for folder in folders(sweep, re.compile("slurm"))]
+    written += [(folder, ANY) for folder in (root / "inputs", *swept, *jobs)]
     written += [(folder, TRAINED) for folder in folders(root / "training", CELL)]
     # Each leftover with the file that a process still using it would hold locked.
     left = [(path, path) for folder, form in written for path in unfinished(folder, form)]

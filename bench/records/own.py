@@ -20,7 +20,7 @@ IDENTITY = "mlflow.folder"
 RECORD = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.json")
 CHECKPOINT = re.compile(r"step-[0-9]{10}\.pt")
 # The files in the folder of a cell that trains.
-TRAINED = re.compile(rf"{CHECKPOINT.pattern}|model\.safetensors|config\.json")
+TRAINED = re.compile(rf"{CHECKPOINT.pattern}|model\.safetensors|(tokenizer_)?config\.json|tokenizer\.json")
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
 def test_a_sweep_removes_the_halves_that_killed_ones_left_and_nothing_else(tmp_path):
     prepare_folder(str(tmp_path))
     path = saved(tmp_path / "training" / ("0" * 16), 1)
-    halves = [path.with_name(f".{name}.0a1b2c3d.tmp") for name in (path.name, "model.safetensors", "config.json")]
+    whole = (path.name, "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")
+    halves = [path.with_name(f".{name}.0a1b2c3d.tmp") for name in whole]
     names = ("model.safetensors", "step-x.pt", ".mine.tmp", ".step-1.pt.0a1b2c3d.tmp", ".notes.0a1b2c3d.tmp")
     others = [path.with_name(name) for name in names]
     for each in (*halves, *others):
@@ -148,3 +149,16 @@ def test_a_sweep_removes_the_halves_that_killed_ones_left_and_nothing_else(tmp_p
     halves[0].write_bytes(b"half")
     checkpoint.clear(path.parent)
     assert set(path.parent.iterdir()) == {*pipes, *others}
+
+
+def test_a_sweep_removes_the_halves_of_lists_for_jobs(tmp_path):
+    """In the folder of the sweep's jobs, and in no other."""
+    kept = ("slurm/a.json", "slurm/a_0.out", "slurm/.a.tmp", "other/.a.json.0a1b2c3d.tmp")
+    for name in (*kept, "slurm/.a.json.0a1b2c3d.tmp"):
+        file = tmp_path / "sweeps" / ("0" * 16) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("[]")
+    (tmp_path / ".attention-zoo").write_text("results of the attention zoo\n")
+    prepare_folder(str(tmp_path))
+    folder = tmp_path / "sweeps" / ("0" * 16)
+    assert {str(file.relative_to(folder)) for file in folder.glob("*/*")} == {*kept}
