@@ -106,7 +106,8 @@ class LanguageModelling(Settings):
         sizes = {split: None if split == "train" else (len(tokens[split]) - 1) // seq_len for split in SPLITS}
         unit = "documents" if len(ends["test"]) else "stretches of the text"
         of_text = source, tokenizer.vocabulary, self.causal, sizes, tokens, ends
-        return Windows(*of_text, seq_len, config["seed"], unit=unit, tokenizer=tokenizer.file)
+        ids = None if tokenizer is tokenizing.BYTES else tokenizer.vocabulary  # others may have 256, too
+        return Windows(*of_text, seq_len, config["seed"], ids, unit=unit, tokenizer=tokenizer.file)
 
     def _read(self, text: corpus.Text, cache_dir: Path) -> tuple[tokenizing.Tokenizer, dict[str, corpus.Split]]:
         tokenizer = corpus.tokenizer(text, self.tokenizer, self.vocabulary, cache_dir)
@@ -124,6 +125,7 @@ class Windows(Task):
     Attributes:
         tokens: of each split, mapped into memory.
         ends: where the documents of validation and test end, in their tokens; empty where a text has none.
+        ids: the vocabulary by which tokens are of `kinds`, as `bench.tasks.recalled` has it: None for bytes.
     """
 
     kinds: ClassVar[tuple[str, ...]] = recalled.KINDS
@@ -133,6 +135,7 @@ class Windows(Task):
     ends: Mapping[str, corpus.Tokens]
     seq_len: int
     seed: int
+    ids: int | None
 
     def baselines(self) -> dict[str, float]:
         """Losses of the `unigram` and the `bigram` model of the same tokens."""
@@ -142,11 +145,11 @@ class Windows(Task):
     def kinds_of(self, split: str, index: int) -> NDArray[np.int64]:
         """The kind of each target."""
         tokens, targets = self.example(split, index)
-        return recalled.kinds(np.append(tokens, targets[-1:]), self._frequent, self.vocabulary)
+        return recalled.kinds(np.append(tokens, targets[-1:]), self._frequent, self.ids)
 
     @functools.cached_property
     def _frequent(self) -> NDArray[np.int64]:
-        return recalled.frequent_pairs(self.tokens["train"], self.vocabulary)
+        return recalled.frequent_pairs(self.tokens["train"], self.ids)
 
     def units(self, split: str, indices: Sequence[int]) -> list[int]:
         """The document that the middle of a window is of: what is within one document is alike.

@@ -21,25 +21,25 @@ EDGES = (64, 128, 256, 512)
 KINDS = ("other", "recalled_below_64", "recalled_64_127", "recalled_128_255", "recalled_256_511", "recalled_from_512")
 
 
-def frequent_pairs(tokens: Tokens, vocabulary: int) -> Ids:
+def frequent_pairs(tokens: Tokens, vocabulary: int | None) -> Ids:
     """The pairs of neighbouring tokens that occur more than `FREQUENT` times, `first * vocabulary + second`, sorted.
 
-    For byte tokens: pairs of neighbouring words instead, numbered by `_word_pairs`.
+    Where the vocabulary is None, tokens are bytes: pairs of neighbouring words instead, numbered by `_word_pairs`.
     """
-    if vocabulary != BYTES:
+    if vocabulary is not None:
         pairs, counts = counted_pairs(tokens, vocabulary)
     else:
         pairs, counts = np.unique(_word_pairs(np.asarray(tokens))[0], return_counts=True)
     return pairs[counts > FREQUENT]
 
 
-def kinds(window: NDArray[np.integer], frequent: Ids, vocabulary: int) -> Ids:
+def kinds(window: NDArray[np.integer], frequent: Ids, vocabulary: int | None) -> Ids:
     """For each token except the first, `(n,)` of `(n + 1,)`: its index in `KINDS`.
 
-    The distance is to the latest earlier occurrence of its pair, in tokens. For bytes, all bytes of a word have the
-    word's kind, which is recalled if the whole word and the one before it occurred earlier.
+    The distance is to the latest earlier occurrence of its pair, in tokens. For bytes (`vocabulary` None), all bytes of
+    a word have the word's kind, which is recalled if the whole word and the one before it occurred earlier.
     """
-    if vocabulary != BYTES:
+    if vocabulary is not None:
         pairs = window[:-1].astype(np.int64) * vocabulary + window[1:]
         return _kinds(pairs, np.arange(len(pairs)), frequent)
     pairs, starts, ends = _word_pairs(window)

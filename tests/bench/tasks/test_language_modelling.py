@@ -1,6 +1,7 @@
 """Language modelling: windows of tokens of a text, what was really read, and what is kept of it."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,8 @@ import refusals
 import torch
 from reading import minilm_tokenizer, needs_data
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from bench.common.errors import ConfigError
 from bench.inputs import models, texts
@@ -189,6 +192,22 @@ def test_a_model_of_sentencepiece_is_read(opened, refused, tmp_path, monkeypatch
     task = opened(**asked)
     expected = fake.encode("".join(LocalText(task.source).pieces("test")))
     assert task.vocabulary == 32_000 and task.tokens["test"].tolist() == expected
+
+
+@pytest.mark.parametrize("count", [255, 256])
+def test_a_tokenizer_with_as_many_ids_as_there_are_bytes_is_no_bytes(opened, tmp_path, count):
+    """Whether its tokens can be recalled depends on pairs of tokens; as bytes, these ids would be of one long word."""
+    words = {f"w{number}": count - 1 - number for number in range(40)}
+    tokenizer = Tokenizer(WordLevel({**words, **{f"no{number}": number for number in range(count - 40)}}))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "words.json"))
+    lines = [" ".join(f"w{place * place % 11 + row % 3}" for place in range(10)) + "\n" for row in range(200)]
+    task = opened(lines, seq_len=60, tokenizer=str(tmp_path / "words.json"))
+    tokens, targets = task.example("test", 0)
+    pairs = [*pairwise([*tokens, targets[-1]])]
+    recalled = [pair in pairs[:place] for place, pair in enumerate(pairs)]
+    assert task.vocabulary == count and 20 < sum(recalled) < 50
+    assert (task.kinds_of("test", 0) > 0).tolist() == recalled
 
 
 @needs_data

@@ -40,7 +40,7 @@ def test_kinds_of_tokens_are_those_of_a_loop(seed):
 
 def test_bytes_of_a_word_are_recalled_with_the_word_and_the_one_before():
     text = b"the red fox and the red cat saw" + b" -" * 40 + b" the red fox."
-    kinds = recalled.kinds(np.frombuffer(text, np.uint8), np.array([], np.int64), 256)
+    kinds = recalled.kinds(np.frombuffer(text, np.uint8), np.array([], np.int64), None)
     spans = {i: match for i, match in enumerate(re.finditer(rb"\w+", text))}
     of_words = [{*kinds[max(match.start() - 1, 0) : match.end() - 1].tolist()} for match in spans.values()]
     # "the" after "and" and after "saw" is new; "red" after "the" came 16 bytes before, then more than 64.
