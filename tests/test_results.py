@@ -13,12 +13,13 @@ from omegaconf import OmegaConf
 
 from analysis import __main__ as cli
 from analysis.controls import comparisons
+from analysis.paired import UNDECIDED, WORSE
 from analysis.plots.by_distance import by_kind
 from analysis.training import panels, trained_cells, with_settings
 from bench.plan.compose import expand
 from bench.plan.conf import CONF
 from bench.records.store import Store
-from tools.pages import language, readme
+from tools.pages import language, readings, readme
 from tools.pages.gallery import OF_TASKS
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -141,6 +142,19 @@ def test_how_the_lead_changes_with_the_context_is_what_the_pages_say():
     assert f"trained at 512 it is {apart[2][0]} ({apart[2][2]} to {apart[2][1]})" in readme_page
     assert f"by {window[0][0]} and {window[2][0]} nats" in page
     assert f"softmax leads by {apart[0][0]} and {apart[2][0]} nats at 1,024 tokens" in page
+
+
+def test_the_advice_on_pages_of_mechanisms_is_what_the_losses_and_errors_say():
+    table = pd.read_csv(RESULTS / "quality" / "tables" / "paired.csv")
+    table = table[table["task"].str.startswith("language modelling")]
+    control = table[table["against"] == "local_sliding"]
+    assert set(control.loc[control["attention"].str.startswith("polysketch"), "verdict"]) == {WORSE}
+    linear = table[(table["attention"] == "linear") & (table["against"] == "identity")]
+    assert set(linear["verdict"]) <= {UNDECIDED, WORSE} and UNDECIDED in set(linear["verdict"])
+    errors = [point for point in readings.last("skeinformer_figure1_relative") if point.panel.startswith("pretrained")]
+    averaging = {point.panel: point.y for point in errors if point.series == "v_mean"}
+    performer = {point.panel: point.high for point in errors if point.series == "performer"}
+    assert performer and all(high >= averaging[panel] for panel, high in performer.items())
 
 
 def test_another_cpu_changes_a_loss_as_docs_quality_says():

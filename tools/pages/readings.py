@@ -8,12 +8,15 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.controls import NO_ATTENTION
 from analysis.frame import load
 from tools.pages import zoo
 
 RESULTS = Path(__file__).parents[2] / "results"
 # Figures whose last point of each line is shown, each with the mechanism to compare with.
 SHOWN = {"crossover": None, "skeinformer_figure1_relative": "v_mean", "memory": "flash", "decode": "flash"}
+# Exact softmax in the tables of what models learned.
+SOFTMAX = "flash"
 # Panels of an untrained model are left out: its attention weights are nearly equal, so any average fits.
 UNTRAINED = "initialised"
 
@@ -98,16 +101,20 @@ def beside(point: Point, figure: str, baseline: str) -> Point | None:
 
 def section(name: str) -> str:
     """A Markdown table of the committed numbers of a mechanism and its variants, or a sentence that there are none."""
-    rows = [row for figure, baseline in SHOWN.items() for row in _rows(name, figure, baseline)]
-    if not rows:
+    rows, learned = [row for figure, other in SHOWN.items() for row in _rows(name, figure, other)], [*_learned(name)]
+    if not rows and not learned:
         return "No committed figure shows it yet: nothing is claimed about its speed, memory or error here."
     header = "what | variant | at | value (interval) | beside"
-    return f"{zoo.table(header, rows)}\n\n{REMARK}"
+    return f"{zoo.table(header, rows + learned)}\n\n{REMARK}{REMARK_ON_LOSSES if learned else ''}"
 
 
 REMARK = (
     "The last point of each line of the committed figures, in float32. A link leads to the figure, which names its "
     "machine, and to its command. `n` is the length, `d` the size of the approximation, a MiB 1,048,576 bytes."
+)
+REMARK_ON_LOSSES = (
+    " Losses are of small models that were trained with the mechanism, beside that of the best control, which uses "
+    "little of the context."
 )
 _SYMBOLS = {"context length n (tokens)": "n", "number of features d": "d"}
 
@@ -123,3 +130,22 @@ def _rows(name: str, figure: str, baseline: str | None) -> Iterator[list[str]]:
         link = f"[{point.y_axis}](gallery.md#{figure}){panel}"
         others = f"`{other.series}` {number(other.y)}" if other else ""
         yield [link, f"`{point.series.removesuffix(' float32')}`", place, point.text, others]
+
+
+def _learned(name: str) -> Iterator[list[str]]:
+    """A row for each variant and length of the language models: its loss minus softmax's, beside the best control's.
+
+    The best control is the one that the table of paired differences compares with, apart from no attention.
+    """
+    for path in sorted(RESULTS.glob("*/tables/paired.csv")):
+        table = pd.read_csv(path)
+        for (task, n), own in table[table["task"].str.startswith("language modelling")].groupby(["task", "n"]):
+            minus = own[own["against"] == SOFTMAX].set_index("attention")
+            control = next(one for one in own["against"] if one not in (SOFTMAX, NO_ATTENTION))
+            for series, one in minus.iterrows():
+                if zoo.mechanisms_of_variants().get(str(series).split()[0]) != name:
+                    continue
+                link = f"[loss minus softmax's (nats)](quality.md#language-modelling), {task}"
+                text = together(f"{one['difference (nats)']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f})")
+                other = "" if series == control else f"`{control}` {minus['difference (nats)'][control]:+.3f}"
+                yield [link, f"`{series}`", together(f"n = {n:,}"), f"{text}, {one['verdict']}", other]

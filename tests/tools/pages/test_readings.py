@@ -1,5 +1,6 @@
 """What is read from the CSV of a figure: lines and levels, no seeds, no gaps, beside the right baseline."""
 
+import pandas as pd
 import pytest
 
 from tools.pages import readings
@@ -46,6 +47,25 @@ def test_a_section_has_float32_of_trained_inputs_or_says_that_there_is_nothing(f
     assert "| `performer` | d = 64 | 0.25 (0.2 to 0.3) | `v_mean` 1,234 |" in text
     assert text.count("gallery.md#drawn") == 1 and "0.75" not in text and "initialised" not in text
     assert readings.section("linear").startswith("No committed figure shows it yet")
+
+
+def test_a_section_has_losses_minus_softmax_beside_those_of_the_best_control(tmp_path, monkeypatch):
+    folder = tmp_path / "mine" / "tables"
+    folder.mkdir(parents=True)
+    columns = ["task", "n", "attention", "against", "difference (nats)", "low", "high", "verdict"]
+    lines = [
+        ("language modelling, t", 8, "linear", "local", 0.5, 0.4, 0.6, "worse"),
+        ("language modelling, t", 8, "linear", "flash", 0.75, 0.5, 1, "worse"),
+        ("language modelling, t", 8, "local", "flash", 0.25, -0.1, 0.6, "undecided"),
+        ("language modelling, t", 8, "linear", "identity", -1, -2, 0, "better"),
+        ("listops", 8, "linear", "flash", 9, 8, 10, "worse"),
+    ]
+    pd.DataFrame(lines, columns=columns).to_csv(folder / "paired.csv", index=False)
+    monkeypatch.setattr(readings, "RESULTS", tmp_path)
+    linear, local = (readings.section(name).replace("\N{NO-BREAK SPACE}", " ") for name in ("linear", "local"))
+    assert "| `linear` | n = 8 | +0.750 (+0.500 to +1.000), worse | `local` +0.250 |" in linear
+    assert linear.count("quality.md#language-modelling") == 1
+    assert "| `local` | n = 8 | +0.250 (-0.100 to +0.600), undecided |  |" in local
 
 
 def test_numbers_have_three_digits():
