@@ -101,7 +101,7 @@ def measure_cell(
         result["status"], result["reason"] = classify(error)
         result["phase"] = context.phase
         if result["status"] == "oom" and limit is not None:
-            of_free = "" if config["bench"].get("memory_limit") else ", of what was free; rerun=oom tries again"
+            of_free = "" if config["bench"].get("memory_limit") else " (of what was free then; rerun=oom tries again)"
             result["reason"] += f"; the limit was {limit / 2**20:,.0f} MiB{of_free}"
         if result["status"] == "error":
             sys.excepthook(type(error), error, error.__traceback__)

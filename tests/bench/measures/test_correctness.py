@@ -142,7 +142,7 @@ def test_a_device_that_cannot_be_asked_afterwards_costs_no_reason(measured, monk
     assert "illegal memory access" in result["reason"] and result["numerics"] == {}
 
 
-@pytest.mark.parametrize("given, of_free", [(None, ", of what was free; rerun=oom tries again"), (2.0, "")])
+@pytest.mark.parametrize("given, of_free", [(None, " (of what was free then; rerun=oom tries again)"), (2.0, "")])
 def test_memory_that_was_short_is_said_with_its_limit(given, of_free, tmp_path, monkeypatch):
     def attend(self, query, key, value, padding):
         raise MemoryError("short")
