@@ -237,10 +237,10 @@ def branches(frame: pd.DataFrame) -> str:
 
 
 def common_rate(one: Attribution, rows: pd.DataFrame) -> float | None:
-    """The lowest learning rate at which the hybrid and its branches were all trained; None if they share their best."""
+    """The lowest learning rate at which the hybrid and its branches were all trained; None if it is the best of all."""
     own = rows.drop_duplicates("series").set_index("series").loc[[one.hybrid, *(part.against for part in _alone(one))]]
     common = set.intersection(*({float(rate) for rate in rates.split(", ") if rate} for rates in own["rates"]))
-    return None if own["rate"].nunique() == 1 or not common else min(common)
+    return None if not common or set(own["rate"]) == {min(common)} else min(common)
 
 
 def at_rate(rate: float, one: Attribution, frame: pd.DataFrame, rows: pd.DataFrame) -> list[Worth]:
